@@ -1,0 +1,1 @@
+"""The Jupyter kernel in a sandbox: provisioner, relay and channels."""
