@@ -1,0 +1,293 @@
+"""The one place where failures of engine calls become errors of sandbox-kernel (E4, SEC-05).
+
+Everything that aiodocker, aiohttp, ssl or the operating system can raise out of an engine
+call is translated here. The engine's own text is shown only after paths of the engine's
+machine were taken out of it; the raw text goes to the log at DEBUG.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import re
+import socket
+import ssl
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import aiohttp
+from aiodocker import DockerError
+
+from sandbox_kernel.engine.endpoint import Endpoint
+from sandbox_kernel.errors import (
+    SandboxConflictError,
+    SandboxDiskFullError,
+    SandboxEngineError,
+    SandboxEngineTimeoutError,
+    SandboxError,
+    SandboxGoneError,
+    SandboxImageMissingError,
+    SandboxPausedError,
+    SandboxUnavailableError,
+)
+
+log = logging.getLogger(__name__)
+
+DEFAULT_IMAGE = "sandbox-kernel/python:latest"
+"""The image that ``jupyter sandbox build`` makes."""
+
+CONNECTION_TROUBLE = 900
+"""The status that aiodocker invents for a failure to connect."""
+
+RAISED_BY_CALLS = (
+    DockerError,
+    aiohttp.ClientError,
+    # aiodocker asserts on the state of a stream whose connection was lost, and aiohttp
+    # raises RuntimeError on a session that was closed meanwhile.
+    AssertionError,
+    RuntimeError,
+    OSError,  # TimeoutError and ssl.SSLError are among these
+    # An answer that is not the JSON that was expected.
+    ValueError,
+    TypeError,
+    KeyError,
+)
+"""What can come out of a call to aiodocker; nothing else is caught around one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What an engine call was about, for the text of its failure."""
+
+    kind: Literal["engine", "container", "exec", "image", "volume"] = "engine"
+    name: str = ""
+    #: Paths that the caller itself named and that may therefore be shown.
+    own_paths: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.kind} {short(self.name)}" if self.name else f"the {self.kind}"
+
+
+ENGINE = Subject()
+
+_LONG_ID = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{52}\b")
+# An absolute path, but neither the rest of a relative one nor a part of a URL or image name.
+_ABSOLUTE_PATH = re.compile(r"(?<![\w./-])/(?!/)[^\s\"'`,;:()\[\]{}<>|]+")
+# What is left of a path with spaces in it still names the engine's own folders.
+_ENGINE_PATH = re.compile(
+    r"[^\s\"'`]*(?:overlay2?|containers|volumes|containerd|buildkit)/[0-9a-z][^\s\"'`,;:]*"
+)
+
+
+def short(name: str) -> str:
+    """Shorten a full object id as the docker command does; leave a name alone."""
+    return _LONG_ID.sub(r"\1", name)
+
+
+def without_host_paths(text: str, own_paths: tuple[str, ...] = ()) -> str:
+    """Take paths of the engine's machine out of a text, except those the caller named."""
+
+    def hide(match: re.Match[str]) -> str:
+        return match[0] if match[0].rstrip(".") in own_paths else "<path>"
+
+    text = _ABSOLUTE_PATH.sub(hide, short(text))
+    return _ENGINE_PATH.sub("<path>", text)
+
+
+def translate(
+    error: BaseException,
+    endpoint: Endpoint,
+    doing: str,
+    subject: Subject = ENGINE,
+    timeout: float | None = None,
+) -> SandboxError:
+    """Turn a failure of an engine call into the error to raise ``from`` it.
+
+    Parameters
+    ----------
+    error
+        What aiodocker, aiohttp or the operating system raised.
+    endpoint
+        The engine that was called.
+    doing
+        The call in words, as in "start the container".
+    subject
+        What the call was about.
+    timeout
+        The bound of the call, in seconds, when it had one.
+    """
+    log.debug("engine call failed: %s (%s): %r", doing, subject, error)
+    if isinstance(error, DockerError) and error.status != CONNECTION_TROUBLE:
+        return _answered(error.status, error.message, endpoint, doing, subject)
+    if isinstance(error, TimeoutError):
+        if isinstance(error, (aiohttp.ConnectionTimeoutError, OSError)) and (
+            isinstance(error, aiohttp.ConnectionTimeoutError) or error.errno == errno.ETIMEDOUT
+        ):
+            return _unavailable("silent", endpoint, "does not answer a connection attempt")
+        within = f" within {timeout:g} s" if timeout else " in time"
+        return SandboxEngineTimeoutError(f"The engine did not {doing}{within} ({subject})")
+    return unavailable(error, endpoint)
+
+
+def _answered(
+    status: int, message: str, endpoint: Endpoint, doing: str, subject: Subject
+) -> SandboxError:
+    lowered = message.lower()
+    if "no space left on device" in lowered or "disk quota exceeded" in lowered:
+        return SandboxDiskFullError(
+            f"The engine's disk is full, so it could not {doing}. Free some space there, for "
+            "example with `docker system prune`",
+            status,
+        )
+    if "http request to an https server" in lowered:
+        return _unavailable("tls", endpoint, "speaks only TLS and was called without it")
+    if status == 404:
+        if "no such image" in lowered or subject.kind == "image":
+            return image_missing(subject.name)
+        if subject.kind in {"container", "exec"}:
+            return SandboxGoneError(f"The engine could not {doing}: {subject} does not exist")
+    if status in {409, 500} and "is not running" in lowered:
+        return SandboxGoneError(f"The engine could not {doing}: {subject} is not running")
+    if status in {409, 500} and ("is paused" in lowered or "unpause" in lowered):
+        return SandboxPausedError(f"The engine could not {doing}: {subject} is paused")
+    shown = without_host_paths(message, subject.own_paths).strip()
+    if status == 409:
+        return SandboxConflictError(f"The engine could not {doing}: {shown}")
+    return SandboxEngineError(f"The engine could not {doing} ({subject}): {shown}", status)
+
+
+def image_missing(name: str, why: str = "") -> SandboxImageMissingError:
+    """Make the error for an image that is not on the engine."""
+    remedy = (
+        "Build it with: jupyter sandbox build"
+        if name in {DEFAULT_IMAGE, DEFAULT_IMAGE.partition(":")[0]}
+        else f"Pull it with: docker pull {name}, or build the default image with: "
+        "jupyter sandbox build"
+    )
+    reason = f" and {why}" if why else ""
+    return SandboxImageMissingError(f"The image {name!r} is not on the engine{reason}. {remedy}")
+
+
+def chain(error: BaseException) -> Iterator[BaseException]:
+    """Give an error and everything below it, the wrapped operating system error included."""
+    seen: set[int] = set()
+    queue: list[BaseException | None] = [error]
+    while queue:
+        item = queue.pop(0)
+        if item is None or id(item) in seen:
+            continue
+        seen.add(id(item))
+        yield item
+        queue += [
+            getattr(item, "os_error", None),
+            getattr(item, "certificate_error", None),
+            item.__cause__,
+            item.__context__,
+        ]
+
+
+def unavailable(error: BaseException, endpoint: Endpoint) -> SandboxUnavailableError:
+    """Say why an engine cannot be reached, or that the connection to it was lost."""
+    causes = list(chain(error))
+    for cause in causes:
+        if isinstance(cause, ssl.SSLError | ssl.CertificateError):
+            return _tls_trouble(cause, endpoint)
+    for cause in causes:
+        if isinstance(cause, FileNotFoundError):
+            return _unavailable("no-socket", endpoint, "has no such socket")
+        if isinstance(cause, PermissionError):
+            return _unavailable("permission-denied", endpoint, "may not be used by this user")
+        if isinstance(cause, ConnectionRefusedError):
+            return _unavailable("refused", endpoint, "refuses connections: nothing listens there")
+        if isinstance(cause, socket.gaierror):
+            return _unavailable("refused", endpoint, "has a host name that cannot be resolved")
+        if isinstance(cause, OSError) and cause.errno in {
+            errno.ENOTSOCK,
+            errno.EPROTOTYPE,
+            errno.ENOTDIR,
+            errno.ENAMETOOLONG,
+        }:
+            return _unavailable("no-socket", endpoint, "is not a socket")
+        if isinstance(cause, OSError) and cause.errno in {errno.EHOSTUNREACH, errno.ENETUNREACH}:
+            return _unavailable("refused", endpoint, "cannot be reached over the network")
+        if isinstance(cause, OSError) and cause.errno == errno.ETIMEDOUT:
+            return _unavailable("silent", endpoint, "does not answer any more")
+    if any(isinstance(c, (aiohttp.ClientResponseError, ValueError, TypeError)) for c in causes):
+        return _unavailable("not-docker", endpoint, "answers, but not as a Docker engine does")
+    return _unavailable("lost", endpoint, "has closed the connection")
+
+
+def _tls_trouble(error: ssl.SSLError, endpoint: Endpoint) -> SandboxUnavailableError:
+    reason = (getattr(error, "reason", None) or "").upper()
+    text = f"{reason} {error}".lower()
+    verify = (getattr(error, "verify_message", None) or "").lower()
+    if "hostname mismatch" in text or "ip address mismatch" in text or "doesn't match" in text:
+        what = "presents a certificate for another host name"
+    elif "expired" in verify:
+        what = "presents a certificate that has expired"
+    elif "not yet valid" in verify:
+        what = "presents a certificate that is not valid yet (is the clock right?)"
+    elif verify:
+        what = f"presents a certificate that the configured authority did not sign ({verify})"
+    elif "certificate_expired" in text or "certificate expired" in text:
+        what = "refuses the client's certificate: it has expired"
+    elif "alert" in text and ("certificate" in text or "unknown ca" in text or "_ca" in text):
+        what = "refuses the client's certificate"
+    elif any(s in text for s in ("wrong version number", "record layer", "http_request")):
+        what = "answers in plain text where TLS was expected"
+    elif "unsupported protocol" in text or "protocol version" in text:
+        what = "speaks only versions of TLS older than 1.2"
+    else:
+        what = f"failed the TLS handshake ({reason.lower().replace('_', ' ') or 'no reason given'})"
+    return _unavailable("tls", endpoint, what)
+
+
+def _unavailable(
+    kind: Literal[
+        "no-socket", "permission-denied", "refused", "tls", "not-docker", "silent", "lost"
+    ],
+    endpoint: Endpoint,
+    what: str,
+) -> SandboxUnavailableError:
+    return SandboxUnavailableError(
+        kind, f"The Docker engine {describe(endpoint)} {what}", remedy(kind, endpoint)
+    )
+
+
+def describe(endpoint: Endpoint) -> str:
+    """Name an engine and the rule that chose it."""
+    return f"at {endpoint.url} (from {endpoint.source})"
+
+
+def remedy(kind: str, endpoint: Endpoint) -> str:
+    """Say what to paste into a terminal, or to ask for, for one kind of trouble."""
+    path = endpoint.socket_path
+    match kind:
+        case "no-socket":
+            return (
+                "Start Docker (on Linux: sudo systemctl start docker), or set "
+                "SANDBOX_DOCKER_HOST to where the engine listens."
+            )
+        case "permission-denied":
+            return (
+                "Add yourself to the socket's group and log in again "
+                f"(ls -l {path}; usually: sudo usermod -aG docker $USER), or use a rootless engine."
+            )
+        case "refused":
+            if path:
+                return "Start Docker (on Linux: sudo systemctl start docker)."
+            return "Check the host name and port, and that the engine listens there."
+        case "tls":
+            return (
+                "Check the certificate files (SANDBOX_DOCKER_TLS_CERT_PATH, _KEY_PATH, _CA_PATH), "
+                "the engine's name and its port (2376 for TLS)."
+            )
+        case "not-docker":
+            return "Check the address: something else listens there."
+        case "api-too-old":
+            return "Upgrade the engine to Docker 20.10 or Podman 4.3, or later."
+        case "silent":
+            return "Check whether the engine hangs (docker version), or restart it."
+        case _:
+            return "Check that the engine still runs (docker version), then start again."
