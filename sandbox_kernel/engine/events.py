@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from sandbox_kernel.engine.faults import RAISED_BY_CALLS
+from sandbox_kernel.engine.streams import lines
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +30,6 @@ LOST: Final = "lost"
 """Action of the event that says that the engine's stream has just been lost."""
 
 _QUEUE_LIMIT = 1000
-_LINE_LIMIT = 4 * 1024 * 1024
 _FIRST_DELAY, _LAST_DELAY = 0.1, 5.0
 # Podman's words for the same things.
 _SAME_AS = {"exec_died": "exec_die", "remove": "destroy", "died": "die", "exec": "exec_start"}
@@ -169,18 +169,11 @@ class EventHub:
 
     async def _consume(self, response: Any) -> bool:
         """Deliver events until the stream ends; say whether there was any."""
-        pending = bytearray()
         some = False
         try:
-            while chunk := await response.content.readany():
-                pending += chunk
-                while (end := pending.find(b"\n")) >= 0:
-                    line = bytes(pending[:end])
-                    del pending[: end + 1]
-                    some = True
-                    self._deliver(line)
-                if len(pending) > _LINE_LIMIT:
-                    raise ValueError("an event is larger than any real one")
+            async for line in lines(response):
+                some = True
+                self._deliver(line)
         except RAISED_BY_CALLS as error:
             log.debug("the engine's events ended: %r", error)
         finally:

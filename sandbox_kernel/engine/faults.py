@@ -134,7 +134,7 @@ def _answered(
     status: int, message: str, endpoint: Endpoint, doing: str, subject: Subject
 ) -> SandboxError:
     lowered = message.lower()
-    if "no space left on device" in lowered or "disk quota exceeded" in lowered:
+    if is_disk_full(message):
         return SandboxDiskFullError(
             f"The engine's disk is full, so it could not {doing}. Free some space there, for "
             "example with `docker system prune`",
@@ -155,6 +155,12 @@ def _answered(
     if status == 409:
         return SandboxConflictError(f"The engine could not {doing}: {shown}")
     return SandboxEngineError(f"The engine could not {doing} ({subject}): {shown}", status)
+
+
+def is_disk_full(message: str) -> bool:
+    """Whether the engine says that its disk, or its share of one, is full."""
+    lowered = message.lower()
+    return "no space left on device" in lowered or "disk quota exceeded" in lowered
 
 
 def image_missing(name: str, why: str = "") -> SandboxImageMissingError:

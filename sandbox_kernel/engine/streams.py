@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import AsyncIterator
 from types import TracebackType
 from typing import Any, Self
 
@@ -25,6 +26,7 @@ from sandbox_kernel.engine.faults import RAISED_BY_CALLS, unavailable
 __all__ = ["ByteStream", "Chunk", "ExecStream"]
 
 _FLUSH_POLL = 0.002
+_LINE_LIMIT = 4 * 1024 * 1024
 
 
 class ByteStream:
@@ -144,6 +146,22 @@ async def connect(stream: Stream) -> None:
     response = stream._resp
     if response is not None and response.connection is not None:
         keep_alive(response.connection.transport)
+
+
+async def lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    """Give the lines of an answer as they come; aiohttp's own reader refuses long ones."""
+    pending = bytearray()
+    while chunk := await response.content.readany():
+        pending += chunk
+        while (end := pending.find(b"\n")) >= 0:
+            line = bytes(pending[:end]).strip()
+            del pending[: end + 1]
+            if line:
+                yield line
+        if len(pending) > _LINE_LIMIT:
+            raise ValueError("a line of the engine's answer is larger than any real one")
+    if pending.strip():
+        yield bytes(pending).strip()
 
 
 def keep_alive(transport: Any) -> None:
