@@ -1,0 +1,68 @@
+"""The launcher: becomes the kernel, after writing its connection file.
+
+Contract. This file is a program. It runs inside the sandbox as the user of the code, started
+as ``python3 -I -S`` with its text and then one JSON object read from stdin, on Python 3.8 or
+later with the standard library alone. It
+
+* writes the connection file where only this user can read it, without following a link or
+  touching a file that exists: keys travel on stdin and never stand in an argv, an engine
+  event or an environment;
+* reports its pid, or why it cannot go on, as one line ``NONCE JSON`` on stdout ahead of
+  anything the kernel writes;
+* starts no other process: it replaces itself with the kernel, which thus leads the process
+  group and session that an interrupt is sent to.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+
+
+def prepare(order: dict) -> list[str]:  # type: ignore[type-arg]
+    """Write the connection file, set the working directory, and return the kernel's argv."""
+    folder = tempfile.mkdtemp(prefix="kernel-", dir=order["runtime_dir"])
+    path = os.path.join(folder, "connection.json")  # noqa: PTH118
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+    with open(os.open(path, flags, 0o600), "w", encoding="utf-8") as file:
+        json.dump(order["connection"], file)
+    os.chdir(order["cwd"])
+    return [word.replace("{connection_file}", path) for word in order["argv"]]
+
+
+def main() -> None:
+    """Read the order, report, and become the kernel; exit 126 or 127 when that fails."""
+    order = json.loads(sys.stdin.buffer.readline())
+    environment = order["environment"]
+    try:
+        argv = prepare(order)
+        null = os.open(os.devnull, os.O_RDONLY)
+    except OSError as error:
+        report(order, error=f"{error.strerror}: {error.filename}")
+        sys.exit(126)
+    os.dup2(null, 0)
+    program = find(argv[0], environment.get("PATH", os.defpath))
+    if program is None:
+        report(order, error=f"program not found in the image: {argv[0]}")
+        sys.exit(127)
+    report(order, pid=os.getpid())
+    os.execve(program, argv, environment)  # noqa: S606
+
+
+def find(name: str, path: str) -> str | None:
+    """Return the executable file that ``name`` means, as a shell would look it up."""
+    folders = [""] if "/" in name else path.split(os.pathsep)
+    candidates = (os.path.join(folder, name) for folder in folders)  # noqa: PTH118
+    return next((c for c in candidates if os.access(c, os.X_OK) and os.path.isfile(c)), None)  # noqa: PTH113
+
+
+def report(order: dict, **what: object) -> None:  # type: ignore[type-arg]
+    """Write the one line that the host waits for."""
+    sys.stdout.write("{} {}\n".format(order["nonce"], json.dumps(what)))
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

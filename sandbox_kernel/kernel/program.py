@@ -1,0 +1,75 @@
+"""Sending our Python programs into a sandbox over the stdin of the exec that runs them.
+
+Nothing of ours is baked into an image, and nothing is written to a file that somebody could
+plant or change: the argv holds a fixed loader, which reads the program's text from stdin.
+Isolated mode without ``site`` keeps every file that user code can write out of the import
+path (measured: otherwise a planted ``json.py`` or ``usercustomize.py`` runs as the relay).
+"""
+
+from __future__ import annotations
+
+import importlib.resources
+from functools import cache
+
+MINIMUM_PYTHON = (3, 8)
+"""Oldest Python in an image that the programs run on."""
+
+TOO_OLD_EXIT_CODE = 125
+"""Exit code of the loader on an older Python."""
+
+_LOADER = f"""\
+import os, sys
+if sys.version_info < {MINIMUM_PYTHON}:
+    sys.exit({TOO_OLD_EXIT_CODE})
+def take(count):
+    parts = []
+    while count:
+        part = os.read(0, count)
+        if not part:
+            os._exit(1)
+        parts.append(part)
+        count -= len(part)
+    return b"".join(parts)
+exec(compile(take(int(take(8))), "<sandbox-kernel>", "exec"))
+"""
+
+_MODULE = """\
+import sys, types
+for name in ("sandbox_kernel", "sandbox_kernel.kernel", {name!r}):
+    sys.modules.setdefault(name, types.ModuleType(name))
+exec(compile({text!r}, "<{name}>", "exec"), sys.modules[{name!r}].__dict__)
+"""
+
+
+def loader_argv(python: str = "python3") -> list[str]:
+    """Return the argv that starts any of our programs.
+
+    Parameters
+    ----------
+    python
+        The interpreter, as found in the image.
+    """
+    return [python, "-I", "-S", "-c", _LOADER]
+
+
+def framed(program: str) -> bytes:
+    """Return a program's text as the loader expects it on stdin."""
+    text = program.encode()
+    return b"%08d" % len(text) + text
+
+
+@cache
+def relay_program() -> bytes:
+    """Return the relay, preceded by the wire codec that it shares with the host."""
+    wire = _MODULE.format(name="sandbox_kernel.kernel.wire", text=_text("wire.py"))
+    return framed(f"{wire}exec(compile({_text('relay.py')!r}, '<relay>', 'exec'))\n")
+
+
+@cache
+def launcher_program() -> bytes:
+    """Return the launcher."""
+    return framed(_text("launcher.py"))
+
+
+def _text(name: str) -> str:
+    return importlib.resources.files(__package__).joinpath(name).read_text("utf-8")
