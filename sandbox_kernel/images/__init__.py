@@ -1,0 +1,1 @@
+"""Dockerfiles of the images that this package ships."""

@@ -4,6 +4,7 @@ The home of a sandbox is an empty tmpfs, so matplotlib would search the fonts ag
 sandbox. This runs as IPython configuration: it leaves no name in the person's namespace.
 """
 
+import contextlib
 import os
 import pathlib
 import shutil
@@ -11,7 +12,5 @@ import shutil
 _made = pathlib.Path("/opt/sandbox-kernel/matplotlib")
 _wanted = os.environ.get("MPLCONFIGDIR")
 if _wanted and _made.is_dir():
-    try:
+    with contextlib.suppress(OSError):  # matplotlib makes its own list then
         shutil.copytree(_made, _wanted, dirs_exist_ok=True)
-    except OSError:
-        pass  # matplotlib makes its own list then

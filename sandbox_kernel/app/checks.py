@@ -1,0 +1,201 @@
+"""What ``status`` knows to check, as pure functions of what was found (feature E7).
+
+A check is *ok*, a *note* (worth knowing), a *warning* (works, weaker than it could be) or a
+*problem* (sandboxes will not run); a problem has a remedy to paste. The floors of versions
+are those of published weaknesses; distributions carry fixes under old numbers, so a version
+below a floor is a warning and never more.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from sandbox_kernel.engine.images import DEFAULT_IMAGE, ImageInfo
+from sandbox_kernel.engine.probe import ProbeReport
+
+__all__ = ["Check", "engine_checks", "image_check", "version_tuple"]
+
+Level = Literal["ok", "note", "warning", "problem"]
+
+_ENGINE_FLOORS = ((26, 0, 0), (25, 0, 5), (23, 0, 11))
+_RUNC_HARD = (1, 1, 12)
+_RUNC_FLOORS = ((1, 4, 0), (1, 3, 3), (1, 2, 8))
+_NEEDED_LIMITS = ("memory", "cpu", "pids")
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that was looked at."""
+
+    name: str
+    level: Level
+    text: str
+    remedy: str = ""
+
+
+def version_tuple(text: str) -> tuple[int, int, int] | None:
+    """Read the first three numbers of a version such as ``20.10.24+dfsg1``."""
+    match = re.match(r"v?(\d+)\.(\d+)(?:\.(\d+))?", text)
+    return (int(match[1]), int(match[2]), int(match[3] or 0)) if match else None
+
+
+def _at_least(version: tuple[int, int, int], floors: Sequence[tuple[int, int, int]]) -> bool:
+    """Whether a version is on or above the floor of its own series; floors newest first."""
+    if version >= floors[0]:
+        return True
+    return any(version[0] == floor[0] and version[1] == floor[1] and version >= floor
+               for floor in floors)  # fmt: skip
+
+
+def engine_checks(report: ProbeReport, version: Mapping[str, Any]) -> list[Check]:
+    """Check an engine that answers.
+
+    Parameters
+    ----------
+    report
+        What the probe found.
+    version
+        The engine's answer to ``/version``, for the versions of its parts.
+    """
+    memory = f"{report.memory / 2**30:.1f} GiB"
+    checks = [
+        Check(
+            "engine",
+            "ok",
+            f"{report.product} {report.version}, API {report.api_version}, on "
+            f"{report.operating_system} ({report.architecture}, kernel {report.kernel}), "
+            f"{report.cpus} processors, {memory}",
+        ),
+        *_version_checks(report, version),
+        _seccomp(report),
+        _limits(report),
+        _users(report),
+        Check(
+            "runtimes",
+            "ok",
+            f"{', '.join(report.runtimes) or 'none named'}; default {report.default_runtime}",
+        ),
+    ]
+    if report.cgroup_version == "1":
+        checks.append(
+            Check("cgroup", "note", "cgroup v1 is used; v2 accounts memory more completely")
+        )
+    checks += [Check("engine says", "note", text) for text in report.warnings]
+    return checks
+
+
+def _version_checks(report: ProbeReport, version: Mapping[str, Any]) -> list[Check]:
+    checks = []
+    number = version_tuple(report.version)
+    if report.product == "Docker" and number and not _at_least(number, _ENGINE_FLOORS):
+        checks.append(
+            Check(
+                "engine version",
+                "warning",
+                f"Docker {report.version} is older than the fix of CVE-2024-29018 (names are "
+                "looked up for networks that have no way out); sandboxes without a network are "
+                "not affected",
+                "Update Docker to 26 or later; your distribution may carry the fix under the old "
+                "number.",
+            )
+        )
+    for part in version.get("Components") or ():
+        if not isinstance(part, Mapping) or part.get("Name") != "runc":
+            continue
+        text = str(part.get("Version") or "")
+        number = version_tuple(text)
+        if number is None:
+            continue
+        hint = (
+            "your distribution may carry the fix under the old number "
+            "(apt-get changelog runc | grep CVE)."
+        )
+        if number < _RUNC_HARD:
+            checks.append(
+                Check(
+                    "runc version",
+                    "warning",
+                    f"runc {text} is older than the fix of CVE-2024-21626 (a way out of a "
+                    "container)",
+                    f"Update runc to 1.1.12 or later, better 1.2.8 or 1.3.3; {hint}",
+                )
+            )
+        elif not _at_least(number, _RUNC_FLOORS):
+            checks.append(
+                Check(
+                    "runc version",
+                    "warning",
+                    f"runc {text} is older than the fixes of CVE-2025-31133, CVE-2025-52565 and "
+                    "CVE-2025-52881",
+                    f"Update runc to 1.2.8, 1.3.3 or later; {hint}",
+                )
+            )
+        else:
+            checks.append(Check("runc version", "ok", f"runc {text}"))
+    return checks
+
+
+def _seccomp(report: ProbeReport) -> Check:
+    if report.seccomp:
+        return Check("seccomp", "ok", "system calls are filtered")
+    return Check(
+        "seccomp",
+        "problem",
+        "the engine cannot filter system calls, and no sandbox runs without the filter",
+        "Use an engine with seccomp: a kernel with CONFIG_SECCOMP_FILTER, and not "
+        "`dockerd --seccomp-profile=unconfined`.",
+    )
+
+
+def _limits(report: ProbeReport) -> Check:
+    missing = [name for name in _NEEDED_LIMITS if name in report.unenforced_limits]
+    if missing:
+        return Check(
+            "limits",
+            "problem",
+            f"the engine does not enforce limits of {', '.join(missing)} (cgroup driver "
+            f"{report.cgroup_driver or 'unknown'}, version {report.cgroup_version or 'unknown'})",
+            "Rootless engines need cgroup v2 with systemd and delegated controllers: "
+            "https://docs.docker.com/engine/security/rootless/ . Else use a rootful engine.",
+        )
+    if "swap" in report.unenforced_limits:
+        return Check(
+            "limits",
+            "warning",
+            "memory, cpu and pids are limited, swap is not",
+            "Start the engine's machine with the kernel parameter swapaccount=1, or without swap.",
+        )
+    return Check("limits", "ok", "memory, swap, cpu and pids are limited")
+
+
+def _users(report: ProbeReport) -> Check:
+    if report.rootless:
+        return Check("users", "ok", "the engine runs without root")
+    if report.userns:
+        return Check("users", "ok", "users in containers are remapped on the engine's machine")
+    return Check(
+        "users",
+        "note",
+        "users in containers are not remapped; `dockerd --userns-remap=default` adds a wall",
+    )
+
+
+def image_check(ref: str, image: ImageInfo | None, version: str) -> Check:
+    """Check the image that sandboxes run from."""
+    if image is None:
+        remedy = "jupyter sandbox build" if ref == DEFAULT_IMAGE else f"docker pull {ref}"
+        return Check("image", "problem", f"{ref} is not on the engine", f"Run: {remedy}")
+    labels = image.config.get("Labels") or {}
+    made = str(labels.get("io.sandbox-kernel-image.version") or "")
+    text = f"{ref} ({image.size / 1e6:.0f} MB)"
+    if made and made != version:
+        return Check(
+            "image",
+            "warning",
+            f"{text} was built by sandbox-kernel {made[:20]}, this is {version}",
+            "Run: jupyter sandbox build",
+        )
+    return Check("image", "ok", text)

@@ -1,0 +1,194 @@
+"""``jupyter sandbox install``: the kernelspec of the sandboxed kernel (feature K1)."""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import Any
+
+from traitlets import Bool, Float, Integer, List, Unicode
+
+from sandbox_kernel.app.command import ENGINE_ALIASES, ENGINE_FLAGS, SandboxCommand
+from sandbox_kernel.engine.images import DEFAULT_IMAGE, ImageInfo, image_present
+from sandbox_kernel.engine.thread import EngineThread
+from sandbox_kernel.errors import SandboxError, SandboxSpecRejectedError
+from sandbox_kernel.kernel.kernelspec import (
+    DEFAULT_DISPLAY_NAME,
+    DEFAULT_NAME,
+    KernelRequest,
+    default_location,
+    install_kernelspec,
+)
+from sandbox_kernel.sandbox.spec import SandboxSpec, parse_memory
+
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+_ALIASES: dict[Any, Any] = {
+    **ENGINE_ALIASES,
+    "name": ("InstallApp.kernel_name", f"Name for programs (default: {DEFAULT_NAME})."),
+    "display-name": (
+        "InstallApp.display_name",
+        f"Name for people (default: {DEFAULT_DISPLAY_NAME}).",
+    ),
+    "image": (
+        "InstallApp.image",
+        f"Image to run from, made with `jupyter sandbox build` or based on such a one "
+        f"(default: {DEFAULT_IMAGE}).",
+    ),
+    "mem-limit": ("InstallApp.mem_limit", "Memory, as in 512M or 2G."),
+    "cpu-limit": ("InstallApp.cpu_limit", "Processors, as in 1.5."),
+    "pids-limit": ("InstallApp.pids_limit", "Processes and threads."),
+    "env": ("InstallApp.environment", "NAME=VALUE for the kernel; may be repeated."),
+    "env-keep": (
+        "InstallApp.env_keep",
+        "Name of a variable to pass on from Jupyter's environment; may be repeated.",
+    ),
+    "prefix": ("InstallApp.prefix", "Install below PREFIX/share/jupyter/kernels."),
+}
+
+_FLAGS: dict[Any, Any] = {
+    **ENGINE_FLAGS,
+    "user": ({"InstallApp": {"user": True}}, "Install into your own Jupyter folder."),
+    "sys-prefix": (
+        {"InstallApp": {"prefix": sys.prefix}},
+        "Install into the environment that runs this command.",
+    ),
+}
+
+
+_EXAMPLES = """\
+jupyter sandbox install
+jupyter sandbox install --mem-limit 4G --cpu-limit 2
+jupyter sandbox install --name sandbox-ml --display-name "Python 3 (sandbox, ML)" \\
+    --image sandbox-kernel/python:ml
+jupyter sandbox install --engine tcp://engine.example.org:2376 --user
+"""
+
+
+class InstallApp(SandboxCommand):
+    """``jupyter sandbox install``."""
+
+    name = "jupyter-sandbox-install"
+    description = """Install a kernel for Jupyter that runs in a sandbox.
+
+    It goes to the environment that runs this command (venv, conda) or, where there is none, to
+    the person's own Jupyter folder."""
+    examples = _EXAMPLES
+
+    aliases = _ALIASES
+    flags = _FLAGS
+
+    kernel_name = Unicode(DEFAULT_NAME, help="Name for programs. Since 0.1.").tag(config=True)
+    display_name = Unicode(DEFAULT_DISPLAY_NAME, help="Name for people. Since 0.1.").tag(
+        config=True
+    )
+    image = Unicode(DEFAULT_IMAGE, help="Image to run from. Since 0.1.").tag(config=True)
+    mem_limit = Unicode("", help="Memory, as in 2G. Since 0.1.").tag(config=True)
+    cpu_limit = Float(None, allow_none=True, help="Processors. Since 0.1.").tag(config=True)
+    pids_limit = Integer(None, allow_none=True, help="Processes and threads. Since 0.1.").tag(
+        config=True
+    )
+    environment = List(Unicode(), help="NAME=VALUE for the kernel. Since 0.1.").tag(config=True)
+    env_keep = List(Unicode(), help="Variables to pass on. Since 0.1.").tag(config=True)
+    prefix = Unicode("", help="Install below this folder. Since 0.1.").tag(config=True)
+    user = Bool(False, help="Install into the person's own folder. Since 0.1.").tag(config=True)
+
+    def run(self) -> int:
+        """Check the options, write the kernelspec, say where it is."""
+        if self.user and self.prefix:
+            self._usage("--user and --prefix (or --sys-prefix) exclude each other")
+        config = self._config()
+        image, unreachable = self._look_for_image()
+        request = KernelRequest(
+            name=self.kernel_name,
+            display_name=self.display_name,
+            config=config,
+            encryption=_can_encrypt(self.image, image),
+        )
+        location: dict[str, Any] = {"prefix": self.prefix or None, "user": self.user}
+        if not self.user and not self.prefix:
+            location = dict(default_location())
+        folder = install_kernelspec(request, **location)
+        if self.json_output:
+            self.print_json(
+                {
+                    "ok": True,
+                    "name": request.name,
+                    "display_name": request.display_name,
+                    "folder": str(folder),
+                    "image": self.image,
+                    "image_present": None if unreachable else image is not None,
+                }
+            )
+            return 0
+        self.out.print(
+            f"Installed {request.display_name!r} ({request.name}) in {folder}.", markup=False
+        )
+        if unreachable:
+            self.err.print(f"Note: {unreachable}", markup=False)
+        elif image is None:
+            remedy = "jupyter sandbox build" if self.image == DEFAULT_IMAGE else "docker pull"
+            self.err.print(
+                f"Note: the engine does not have {self.image} yet; run {remedy}.", markup=False
+            )
+        return 0
+
+    def _config(self) -> dict[str, Any]:
+        """Return the provisioner's configuration, with every value checked."""
+        config: dict[str, Any] = {"image": self.image}
+        limits: dict[str, Any] = {}
+        if self.mem_limit:
+            limits["mem_limit"] = parse_memory(self.mem_limit)
+            config["mem_limit"] = self.mem_limit
+        for name in ("cpu_limit", "pids_limit"):
+            value = getattr(self, name)
+            if value is not None:
+                limits[name] = config[name] = value
+        environment = dict(self._variable(text) for text in self.environment)
+        for name in self.env_keep:
+            if not _VARIABLE.fullmatch(name):
+                raise SandboxSpecRejectedError(
+                    "env_keep", name, "is not the name of a variable", "Give names only."
+                )
+        SandboxSpec(image=self.image, environment=environment, **limits)
+        if environment:
+            config["environment"] = environment
+        if self.env_keep:
+            config["env_keep"] = list(self.env_keep)
+        if self.engine_host:
+            config["host"] = self.engine_host
+        settings = self.engine_settings()
+        for name in ("tls_cert_path", "tls_key_path", "tls_ca_path"):
+            if getattr(self, name):
+                config[name] = str(getattr(settings, name))
+        return config
+
+    @staticmethod
+    def _variable(text: str) -> tuple[str, str]:
+        name, equals, value = text.partition("=")
+        if not equals or not _VARIABLE.fullmatch(name):
+            raise SandboxSpecRejectedError(
+                "environment", None, "an entry has not the form NAME=VALUE", "Write --env A=1."
+            )
+        return name, value
+
+    def _look_for_image(self) -> tuple[ImageInfo | None, str]:
+        """Find the image, or say why that could not be done; installing needs no engine."""
+        thread = EngineThread.current()
+
+        async def look() -> ImageInfo | None:
+            return await image_present(await thread.engine(self.endpoint()), self.image)
+
+        try:
+            return thread.run(look), ""
+        except SandboxError as error:
+            return None, str(error)
+
+
+def _can_encrypt(ref: str, image: ImageInfo | None) -> bool:
+    """Whether the kernel in an image can encrypt its channels; ours always can."""
+    if image is None:
+        return ref == DEFAULT_IMAGE
+    labels = image.config.get("Labels") or {}
+    return labels.get("io.sandbox-kernel-image.encryption") == "curve"
