@@ -6,6 +6,8 @@ kept apart from the product on purpose, so that a test can look at the engine wi
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import fcntl
 import hashlib
 import http.client
@@ -259,3 +261,70 @@ def remove_leftovers(engines: Engines, *labels: str) -> None:
         engines.api.remove(container["Id"])
     for volume in engines.api.volumes(*labels):
         engines.api.remove_volume(volume["Name"])
+
+
+class FaultProxy:
+    """A Unix socket in front of the engine whose connections a test can cut or freeze.
+
+    The engine behind it is the real one; only the line breaks, which an engine that other
+    tests use at the same time cannot be made to do.
+    """
+
+    def __init__(self, engines: Engines, path: Path) -> None:
+        self._target = engines.socket
+        self._path = path
+        self._server: asyncio.Server | None = None
+        self._lines: set[asyncio.Task[None]] = set()
+        self._flowing = asyncio.Event()
+        self._flowing.set()
+
+    @property
+    def endpoint(self) -> Endpoint:
+        return Endpoint(f"unix://{self._path}", None, "a fault proxy")
+
+    async def start(self) -> None:
+        self._server = await asyncio.start_unix_server(self._accept, self._path)
+
+    async def stop(self) -> None:
+        """Refuse new connections and cut those that are open."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        self._path.unlink(missing_ok=True)
+        lines = tuple(self._lines)
+        self.cut()
+        await asyncio.gather(*lines, return_exceptions=True)
+
+    def freeze(self) -> None:
+        """Pass nothing on any more, as a line does that went silent."""
+        self._flowing.clear()
+
+    def thaw(self) -> None:
+        self._flowing.set()
+
+    def cut(self) -> None:
+        for line in self._lines:
+            line.cancel()
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        line = asyncio.create_task(self._pass_on(reader, writer))
+        self._lines.add(line)
+        line.add_done_callback(self._lines.discard)
+
+    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        far_reader, far_writer = await asyncio.open_unix_connection(self._target)
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._pump(reader, far_writer))
+                group.create_task(self._pump(far_reader, writer))
+        finally:
+            writer.transport.abort()
+            far_writer.transport.abort()
+
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while data := await reader.read(65536):
+                await self._flowing.wait()
+                writer.write(data)
+                await writer.drain()
+            writer.write_eof()

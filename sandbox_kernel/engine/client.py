@@ -31,6 +31,7 @@ from sandbox_kernel.engine.faults import (
     describe,
     remedy,
     translate,
+    unavailable,
 )
 from sandbox_kernel.engine.streams import ByteStream, Chunk, ExecStream, connect, keep_alive
 from sandbox_kernel.engine.tls import client_context
@@ -55,6 +56,7 @@ NEWEST_API: Final = (1, 51)
 """The newest one that was tried; a newer engine is spoken to in this one."""
 
 _REMOVAL_POLL = 0.1
+_TRIES_FOR_AN_ALERT = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +71,9 @@ class CreatedContainer:
 class ExecState:
     """What the engine knows of an exec.
 
-    `exit_code` is `None` while it runs; `pid`, a pid of the engine's machine, is 0 before the
-    process was started and, on Podman, after it has ended.
+    `exit_code` is `None` while it runs, and also before it does: a stream is handed out some
+    70 ms before the process is started, and until then it neither runs nor has a code.
+    `pid`, a pid of the engine's machine, is 0 in that time and, on Podman, after the end.
     """
 
     running: bool
@@ -167,9 +170,11 @@ class Engine:
     async def _negotiate(self, docker: Docker, timeout: float) -> None:
         try:
             async with asyncio.timeout(timeout):
-                answer = await docker._query_json("version", versioned_api=False)
+                answer = await self._first_answer(docker)
             newest = _version(answer["ApiVersion"])
             oldest = _version(answer.get("MinAPIVersion") or "1.0")
+        except SandboxError:
+            raise
         except TimeoutError as error:
             raise SandboxUnavailableError(
                 "silent",
@@ -188,6 +193,31 @@ class Engine:
         major, minor = max(min(newest, NEWEST_API), oldest)
         self.api_version = f"{major}.{minor}"
         docker.api_version = f"v{self.api_version}"
+
+    async def _first_answer(self, docker: Docker) -> dict[str, Any]:
+        """Ask for the engine's version, and tell a refused client certificate from a hang-up.
+
+        In TLS 1.3 the client's handshake is over before the engine looks at its certificate,
+        and the reset that follows a refusal can overtake the alert that explains it.
+        """
+        tries = _TRIES_FOR_AN_ALERT
+        while True:
+            try:
+                return _object(await docker._query_json("version", versioned_api=False))
+            except (DockerError, aiohttp.ClientError, OSError) as error:
+                answered = isinstance(error, DockerError) and error.status != CONNECTION_TROUBLE
+                if answered or self.endpoint.tls is None:
+                    raise
+                if unavailable(error, self.endpoint).kind != "lost":
+                    raise
+                tries -= 1
+                if tries == 0:
+                    raise SandboxUnavailableError(
+                        "tls",
+                        f"The Docker engine {describe(self.endpoint)} hangs up right after the "
+                        "TLS handshake, as one does that refuses the client's certificate",
+                        remedy("tls", self.endpoint),
+                    ) from error
 
     # -- the bound and the translation around every call --------------------------------------
 

@@ -14,6 +14,7 @@ import json
 import logging
 import os
 import re
+import signal
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -105,6 +106,7 @@ async def _ask(helper: str, registry: str) -> dict[str, str] | None:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
+            start_new_session=True,
         )
     except OSError:
         log.warning("%s, named in the docker configuration, cannot be started", program)
@@ -117,8 +119,9 @@ async def _ask(helper: str, registry: str) -> dict[str, str] | None:
         return None
     finally:
         if process.returncode is None:
+            # Its children too: one of them would keep the pipe open.
             with contextlib.suppress(ProcessLookupError):
-                process.kill()
+                os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
     if process.returncode != 0:
         return None  # the usual way to say that it knows none

@@ -25,6 +25,8 @@ __all__ = ["Endpoint", "EngineSettings", "TlsFiles", "resolve_endpoint"]
 DEFAULT_TLS_DIRECTORY = Path("/certs/client")
 TLS_PORT = 2376
 PLAIN_PORT = 2375
+_LONGEST_SOCKET_PATH = 103
+"""What every system allows; Linux itself allows four bytes more."""
 
 _FORMS = "unix:///path, an absolute socket path, tcp://host[:port], http://host or https://host"
 
@@ -248,6 +250,13 @@ def _from_host(
         path = host.removeprefix("unix://")
         if not path.startswith("/") or "\0" in path or path == "/":
             raise _bad_form(setting, host)
+        if len(os.fsencode(path)) > _LONGEST_SOCKET_PATH:
+            raise SandboxSpecRejectedError(
+                setting,
+                host,
+                f"is longer than the {_LONGEST_SOCKET_PATH} bytes that a socket's path may have",
+                "Make a symbolic link with a shorter path to it.",
+            )
         return Endpoint(f"unix://{path}", None, source)
     scheme = host.partition("://")[0].lower() if "://" in host else ""
     if scheme == "ssh":

@@ -12,8 +12,10 @@ import logging
 import re
 import socket
 import ssl
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import aiohttp
@@ -71,6 +73,7 @@ class Subject:
 
 ENGINE = Subject()
 
+_NO_SUCH_IMAGE = re.compile(r"no such image:? *(\S*)", re.IGNORECASE)
 _LONG_ID = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{52}\b")
 # An absolute path, but neither the rest of a relative one nor a part of a URL or image name.
 _ABSOLUTE_PATH = re.compile(r"(?<![\w./-])/(?!/)[^\s\"'`,;:()\[\]{}<>|]+")
@@ -126,7 +129,7 @@ def translate(
         ):
             return _unavailable("silent", endpoint, "does not answer a connection attempt")
         within = f" within {timeout:g} s" if timeout else " in time"
-        return SandboxEngineTimeoutError(f"The engine did not {doing}{within} ({subject})")
+        return SandboxEngineTimeoutError(f"The engine did not {doing}{within}{_about(subject)}")
     return unavailable(error, endpoint)
 
 
@@ -142,9 +145,16 @@ def _answered(
         )
     if "http request to an https server" in lowered:
         return _unavailable("tls", endpoint, "speaks only TLS and was called without it")
+    if message.startswith("Cannot upgrade connection"):
+        # aiodocker's words for an answer to attach or exec that is not a stream.
+        return _unavailable(
+            "lost", endpoint, "gave no stream (is there a proxy that knows no upgrades?)"
+        )
     if status == 404:
-        if "no such image" in lowered or subject.kind == "image":
-            return image_missing(subject.name)
+        # A creation is about its image too, but can miss a network or a volume as well.
+        named = _NO_SUCH_IMAGE.search(message)
+        if named or (subject.kind == "image" and "image" in lowered):
+            return image_missing(subject.name if subject.kind == "image" or not named else named[1])
         if subject.kind in {"container", "exec"}:
             return SandboxGoneError(f"The engine could not {doing}: {subject} does not exist")
     if status in {409, 500} and "is not running" in lowered:
@@ -154,7 +164,11 @@ def _answered(
     shown = without_host_paths(message, subject.own_paths).strip()
     if status == 409:
         return SandboxConflictError(f"The engine could not {doing}: {shown}")
-    return SandboxEngineError(f"The engine could not {doing} ({subject}): {shown}", status)
+    return SandboxEngineError(f"The engine could not {doing}{_about(subject)}: {shown}", status)
+
+
+def _about(subject: Subject) -> str:
+    return f" ({subject})" if subject.name else ""
 
 
 def is_disk_full(message: str) -> bool:
@@ -196,24 +210,23 @@ def chain(error: BaseException) -> Iterator[BaseException]:
 def unavailable(error: BaseException, endpoint: Endpoint) -> SandboxUnavailableError:
     """Say why an engine cannot be reached, or that the connection to it was lost."""
     causes = list(chain(error))
-    for cause in causes:
-        if isinstance(cause, ssl.SSLError | ssl.CertificateError):
-            return _tls_trouble(cause, endpoint)
+    refusals = [c for c in causes if isinstance(c, ssl.SSLError)]
+    if refusals:
+        # aiohttp's own class is an SSLError too, one that knows no reason.
+        telling = [c for c in refusals if getattr(c, "reason", None)]
+        return _tls_trouble((telling or refusals)[0], endpoint)
     for cause in causes:
         if isinstance(cause, FileNotFoundError):
             return _unavailable("no-socket", endpoint, "has no such socket")
         if isinstance(cause, PermissionError):
             return _unavailable("permission-denied", endpoint, "may not be used by this user")
         if isinstance(cause, ConnectionRefusedError):
+            if endpoint.socket_path and not _is_socket(endpoint.socket_path):
+                return _unavailable("no-socket", endpoint, "is not a socket")
             return _unavailable("refused", endpoint, "refuses connections: nothing listens there")
         if isinstance(cause, socket.gaierror):
             return _unavailable("refused", endpoint, "has a host name that cannot be resolved")
-        if isinstance(cause, OSError) and cause.errno in {
-            errno.ENOTSOCK,
-            errno.EPROTOTYPE,
-            errno.ENOTDIR,
-            errno.ENAMETOOLONG,
-        }:
+        if isinstance(cause, OSError) and cause.errno in {errno.EPROTOTYPE, errno.ENOTDIR}:
             return _unavailable("no-socket", endpoint, "is not a socket")
         if isinstance(cause, OSError) and cause.errno in {errno.EHOSTUNREACH, errno.ENETUNREACH}:
             return _unavailable("refused", endpoint, "cannot be reached over the network")
@@ -222,6 +235,13 @@ def unavailable(error: BaseException, endpoint: Endpoint) -> SandboxUnavailableE
     if any(isinstance(c, (aiohttp.ClientResponseError, ValueError, TypeError)) for c in causes):
         return _unavailable("not-docker", endpoint, "answers, but not as a Docker engine does")
     return _unavailable("lost", endpoint, "has closed the connection")
+
+
+def _is_socket(path: str) -> bool:
+    try:
+        return stat.S_ISSOCK(Path(path).stat().st_mode)
+    except OSError:
+        return True  # something that cannot be looked at; what connecting said stands
 
 
 def _tls_trouble(error: ssl.SSLError, endpoint: Endpoint) -> SandboxUnavailableError:

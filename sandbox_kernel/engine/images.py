@@ -36,7 +36,6 @@ from sandbox_kernel.errors import (
     SandboxBuildError,
     SandboxDiskFullError,
     SandboxEngineError,
-    SandboxImageMissingError,
 )
 
 __all__ = [
@@ -199,25 +198,15 @@ async def pull_image(engine: Engine, ref: str, progress: ProgressCallback | None
         await _converse(
             engine,
             "pull the image",
-            Subject("engine"),
             "images/create",
             params,
             headers,
             silence=PULL_SILENCE,
             hear=hear,
         )
-    except SandboxDiskFullError:
-        raise
     except _Failed as failure:
-        raise _pull_failed(ref, str(failure)) from failure
-    except SandboxEngineError as error:
-        if error.status is None:
-            raise  # a timeout
-        raise _pull_failed(ref, str(error)) from error
-
-
-def _pull_failed(ref: str, why: str) -> SandboxImageMissingError:
-    return image_missing(ref, f"pulling it failed: {_clean(without_host_paths(why)).rstrip('. ')}")
+        why = _clean(without_host_paths(str(failure))).rstrip(". \n")
+        raise image_missing(ref, f"pulling it failed: {why}") from failure
 
 
 async def build_image(
@@ -305,7 +294,6 @@ async def build_image(
         await _converse(
             engine,
             "build the image",
-            Subject("engine"),
             "build",
             params,
             {"Content-Type": "application/x-tar"},
@@ -315,12 +303,6 @@ async def build_image(
         )
     except _Failed as failure:
         raise _build_failed(tag, str(failure), output) from failure
-    except SandboxDiskFullError:
-        raise
-    except SandboxEngineError as error:
-        if error.status is None:
-            raise  # a timeout
-        raise _build_failed(tag, str(error), output) from error
     finally:
         archive.close()
     built = await image_present(engine, tag)
@@ -377,7 +359,6 @@ async def import_image(
         await _converse(
             engine,
             "import the image",
-            Subject("engine"),
             "images/create",
             params,
             {"Content-Type": "application/x-tar"},
@@ -417,13 +398,12 @@ async def remove_image(engine: Engine, ref: str, *, force: bool = False) -> None
 
 
 class _Failed(Exception):
-    """The engine reported a failure in the middle of a stream that had begun well."""
+    """The engine says that it could not do it: at once, or in the middle of the stream."""
 
 
 async def _converse(
     engine: Engine,
     doing: str,
-    subject: Subject,
     path: str,
     params: Mapping[str, str] | Sequence[tuple[str, str]],
     headers: Mapping[str, str],
@@ -433,8 +413,8 @@ async def _converse(
     body: IO[bytes] | None = None,
 ) -> None:
     loop = asyncio.get_running_loop()
-    async with engine.call(doing, subject, timeout=None) as docker:
-        async with asyncio.timeout(silence) as patience:
+    try:
+        async with engine.call(doing, timeout=None) as docker, asyncio.timeout(silence) as patience:
 
             def alive() -> None:
                 patience.reschedule(loop.time() + silence)
@@ -456,6 +436,11 @@ async def _converse(
                     hear(message)
             finally:
                 response.close()
+    except SandboxEngineError as error:
+        # An answer without a class of its own; a full disk and a timeout have one.
+        if type(error) is SandboxEngineError and isinstance(error.__cause__, DockerError):
+            raise _Failed(error.__cause__.message) from error.__cause__
+        raise
 
 
 def _failure(message: dict[str, Any]) -> Exception:

@@ -54,8 +54,9 @@ class EngineThread:
         self.loop: asyncio.AbstractEventLoop = asyncio.SelectorEventLoop()
         self._engines: dict[Endpoint, Engine] = {}
         self._opening: dict[Endpoint, asyncio.Lock] = {}
-        self._at_exit: list[Callable[[], Awaitable[object]]] = []
+        self._at_exit: dict[object, Callable[[], Awaitable[object]]] = {}
         self._jobs: set[_Job[Any]] = set()
+        self._submitting = threading.Lock()
         self._closed = False
         started = threading.Event()
         self._thread = threading.Thread(
@@ -114,11 +115,8 @@ class EngineThread:
         job = self._submit(work, args, discard)
         try:
             return job.outcome.result(timeout)
-        except BaseException as error:
-            outcome = job.outcome
-            own = outcome.done() and not outcome.cancelled() and outcome.exception() is error
-            if not own:
-                concurrent.futures.wait([job.abandon()], _UNWIND_BOUND)
+        except BaseException:
+            concurrent.futures.wait([job.abandon()], _UNWIND_BOUND)
             raise
 
     async def call(self, work: Work[T], *args: Any, discard: Discard[T] | None = None) -> T:
@@ -147,6 +145,10 @@ class EngineThread:
         job.outcome.add_done_callback(tell)
         try:
             await asyncio.shield(ended)
+        except GeneratorExit:
+            # The caller is destroyed without a loop to run in; nothing can be awaited.
+            job.abandon()
+            raise
         except BaseException:
             await _until(asyncio.wrap_future(job.abandon()))
             raise
@@ -155,9 +157,10 @@ class EngineThread:
         return job.outcome.result()
 
     def _submit(self, work: Work[T], args: tuple[Any, ...], discard: Discard[T] | None) -> _Job[T]:
-        if self._closed or self._pid != os.getpid():
-            raise RuntimeError("this engine thread has ended; use EngineThread.current()")
-        return _Job(self.loop, self._jobs, work, args, discard)
+        with self._submitting:
+            if self._closed or self._pid != os.getpid():
+                raise RuntimeError("this engine thread has ended; use EngineThread.current()")
+            return _Job(self.loop, self._jobs, work, args, discard)
 
     # -- engines ------------------------------------------------------------------------------
 
@@ -181,11 +184,11 @@ class EngineThread:
 
         All of them together get `EXIT_BOUND` seconds. Returns a function that withdraws it.
         """
-        self._at_exit.append(work)
+        registration = object()
+        self._at_exit[registration] = work
 
         def withdraw() -> None:
-            with contextlib.suppress(ValueError):
-                self._at_exit.remove(work)
+            self._at_exit.pop(registration, None)
 
         return withdraw
 
@@ -206,13 +209,16 @@ class EngineThread:
         except (Exception, asyncio.CancelledError, concurrent.futures.CancelledError) as error:
             log.warning("the engine thread did not end cleanly: %s", error)
         finally:
-            self._closed = True
+            with self._submitting:
+                self._closed = True
             with contextlib.suppress(RuntimeError):
                 self.loop.call_soon_threadsafe(self.loop.stop)
             self._thread.join(1.0)
+            for job in tuple(self._jobs):
+                job.drop()
 
     async def _wind_down(self, timeout: float) -> None:
-        registered, self._at_exit = self._at_exit, []
+        registered, self._at_exit = list(self._at_exit.values()), {}
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout):
                 done = await asyncio.gather(*(w() for w in registered), return_exceptions=True)
@@ -249,10 +255,10 @@ class _Job(Generic[T]):
         self._args = args
         self._discard = discard
         self._task: asyncio.Task[None] | None = None
+        jobs.add(self)
         loop.call_soon_threadsafe(self._start)
 
     def _start(self) -> None:
-        self._jobs.add(self)
         self._task = self._loop.create_task(self._run())
 
     async def _run(self) -> None:
@@ -262,9 +268,8 @@ class _Job(Generic[T]):
             self.outcome.cancel()
             self.outcome.set_running_or_notify_cancel()
         except BaseException as error:
+            # SystemExit and its like are the caller's; here they would end the thread.
             self.outcome.set_exception(error)
-            if not isinstance(error, Exception):
-                raise
         else:
             self.outcome.set_result(result)
         finally:
@@ -272,22 +277,31 @@ class _Job(Generic[T]):
 
     def abandon(self) -> concurrent.futures.Future[None]:
         """Cancel the work, from any thread; the future is done when it has unwound."""
-        unwind = self._unwind()
-        try:
-            return asyncio.run_coroutine_threadsafe(unwind, self._loop)
-        except RuntimeError:
-            # The loop was closed, and everything in it ended before that.
-            unwind.close()
-            ended: concurrent.futures.Future[None] = concurrent.futures.Future()
-            ended.set_result(None)
-            return ended
+        if not (self.outcome.done() and self._has_no_result()):
+            unwind = self._unwind()
+            try:
+                return asyncio.run_coroutine_threadsafe(unwind, self._loop)
+            except RuntimeError:
+                # The loop was closed, and everything in it ended before that.
+                unwind.close()
+        ended: concurrent.futures.Future[None] = concurrent.futures.Future()
+        ended.set_result(None)
+        return ended
+
+    def drop(self) -> None:
+        """Release whoever waits, when the loop has ended without getting to this work."""
+        with contextlib.suppress(concurrent.futures.InvalidStateError):
+            self.outcome.set_exception(RuntimeError("the engine thread has ended"))
+
+    def _has_no_result(self) -> bool:
+        return self.outcome.cancelled() or self.outcome.exception() is not None
 
     async def _unwind(self) -> None:
         if self._task is None:
             return
         self._task.cancel()
         await asyncio.wait([self._task])
-        if self._discard is None or self.outcome.cancelled() or self.outcome.exception():
+        if self._discard is None or self._has_no_result():
             return
         # It won the race against the cancellation, and nobody is there to take the result.
         try:
