@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import time
@@ -17,14 +18,25 @@ from sandbox_kernel.app.command import ENGINE_ALIASES, ENGINE_FLAGS, SandboxComm
 from sandbox_kernel.app.display import BuildDisplay
 from sandbox_kernel.app.site import SiteSettings, detect_site
 from sandbox_kernel.engine.endpoint import Endpoint
-from sandbox_kernel.engine.images import DEFAULT_IMAGE, ImageInfo, ProgressCallback, build_image
+from sandbox_kernel.engine.images import (
+    DEFAULT_IMAGE,
+    ImageInfo,
+    ProgressCallback,
+    build_image,
+    image_present,
+)
 from sandbox_kernel.engine.thread import EngineThread
-from sandbox_kernel.errors import SandboxBuildError, SandboxSpecRejectedError
+from sandbox_kernel.errors import (
+    SandboxBuildError,
+    SandboxImageMissingError,
+    SandboxSpecRejectedError,
+)
 
-__all__ = ["DEFAULT_BASE", "BuildApp", "BuildRequest", "build_python_image"]
+__all__ = ["DEFAULT_BASE", "BuildApp", "BuildRequest", "build_python_image", "find_built"]
 
 DEFAULT_BASE = "debian:bookworm-slim"
-IMAGE_LABELS = {"io.sandbox-kernel-image.version": __version__}
+VERSION_LABEL = "io.sandbox-kernel-image.version"
+RECIPE_LABEL = "io.sandbox-kernel-image.recipe"
 
 _APT_NAME = re.compile(r"[a-z0-9][a-z0-9+.:=~-]*", re.IGNORECASE)
 _PIP_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._\[\],=<>!~*+-]*")
@@ -94,6 +106,34 @@ class BuildRequest:
         }
         return {name: value for name, value in values.items() if value}
 
+    def recipe(self) -> str:
+        """Return a digest of what the image is made of: Dockerfile, files and arguments.
+
+        The base image is left out: the same Debian has many names.
+        """
+        digest = hashlib.sha256()
+        parts = [f"{n}={v}" for n, v in self.build_args().items() if n != "BASE_IMAGE"]
+        digest.update(repr([self.target, sorted(parts)]).encode())
+        folder = files("sandbox_kernel.images.python")
+        recipe = [folder.joinpath("Dockerfile"), *folder.joinpath("files").iterdir()]
+        for file in sorted(recipe, key=lambda file: file.name):
+            if file.is_file():
+                content = file.read_bytes()
+                digest.update(f"{file.name} {len(content)}\n".encode() + content)
+        return digest.hexdigest()[:16]
+
+
+def find_built(endpoint: Endpoint, request: BuildRequest) -> ImageInfo | None:
+    """Return the image if the engine has it and it was made by this very recipe."""
+    thread = EngineThread.current()
+
+    async def look() -> ImageInfo | None:
+        return await image_present(await thread.engine(endpoint), request.name)
+
+    image = thread.run(look)
+    labels = (image.config.get("Labels") or {}) if image is not None else {}
+    return image if labels.get(RECIPE_LABEL) == request.recipe() else None
+
 
 def build_python_image(
     endpoint: Endpoint,
@@ -123,7 +163,7 @@ def build_python_image(
                 tag=request.name,
                 target=request.target,
                 build_args=request.build_args(),
-                labels=IMAGE_LABELS,
+                labels={VERSION_LABEL: __version__, RECIPE_LABEL: request.recipe()},
                 extra_files=site.files(),
                 network=request.network or None,
                 pull=request.pull,
@@ -188,6 +228,14 @@ _FLAGS: dict[Any, Any] = {
         "Use the engine machine's own network for the build's downloads.",
     ),
     "pull": ({"BuildApp": {"pull": True}}, "Look for a newer base image."),
+    "if-changed": (
+        {"BuildApp": {"if_changed": True}},
+        "Build only if the engine does not have the image that would come out.",
+    ),
+    "check": (
+        {"BuildApp": {"check": True}},
+        "Build nothing; exit code 0 if the image is there and up to date, else 1.",
+    ),
     "no-cache": ({"BuildApp": {"no_cache": True}}, "Run every step again."),
     "verbose": ({"BuildApp": {"verbose": True}}, "Show the whole output of the build."),
 }
@@ -235,6 +283,10 @@ class BuildApp(SandboxCommand):
         config=True
     )
     pull = Bool(False, help="Look for a newer base image. Since 0.1.").tag(config=True)
+    if_changed = Bool(False, help="Build only what is not there yet. Since 0.1.").tag(config=True)
+    check = Bool(False, help="Only look whether the image is up to date. Since 0.1.").tag(
+        config=True
+    )
     no_cache = Bool(False, help="Run every step again. Since 0.1.").tag(config=True)
     verbose = Bool(False, help="Show the whole output of the build. Since 0.1.").tag(config=True)
 
@@ -252,29 +304,39 @@ class BuildApp(SandboxCommand):
             no_cache=self.no_cache,
         )
         endpoint = self.endpoint()
+        started = time.monotonic()
+        image = find_built(endpoint, request) if self.if_changed or self.check else None
+        if image is not None:
+            self._tell(request, image, "{name} ({size:.0f} MB) is there and up to date.", 0.0)
+            return 0
+        if self.check:
+            raise SandboxImageMissingError(
+                f"{request.name} is not on the engine, or was built from something else. "
+                "Run: jupyter sandbox build"
+            )
         site = detect_site(
             os.environ,
             ca_bundle=self.ca_bundle,
             index_url=self.pip_index_url,
             extra_index_urls=tuple(self.pip_extra_index_url),
         )
-        started = time.monotonic()
         with BuildDisplay(self.err, request.name, verbose=self.verbose) as display:
             image = build_python_image(endpoint, request, site, display)
         seconds = time.monotonic() - started
-        if self.json_output:
-            self.print_json(
-                {
-                    "ok": True,
-                    "image": request.name,
-                    "id": image.id,
-                    "size": image.size,
-                    "seconds": round(seconds, 1),
-                }
-            )
-        else:
-            self.out.print(
-                f"Built {request.name} ({image.size / 1e6:.0f} MB) in {seconds:.0f} s.",
-                markup=False,
-            )
+        self._tell(request, image, "Built {name} ({size:.0f} MB) in {seconds:.0f} s.", seconds)
         return 0
+
+    def _tell(self, request: BuildRequest, image: ImageInfo, text: str, seconds: float) -> None:
+        if self.json_output:
+            record = {
+                "ok": True,
+                "built": bool(seconds),
+                "image": request.name,
+                "id": image.id,
+                "size": image.size,
+                "seconds": round(seconds, 1),
+            }
+            self.print_json(record)
+        else:
+            shown = text.format(name=request.name, size=image.size / 1e6, seconds=seconds)
+            self.out.print(shown, markup=False)

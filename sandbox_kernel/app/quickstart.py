@@ -18,12 +18,12 @@ from typing import Any
 
 from traitlets import Bool, Unicode
 
-from sandbox_kernel.app.build import DEFAULT_BASE, BuildRequest, build_python_image
+from sandbox_kernel.app.build import DEFAULT_BASE, BuildRequest, build_python_image, find_built
 from sandbox_kernel.app.command import ENGINE_ALIASES, ENGINE_FLAGS, SandboxCommand
 from sandbox_kernel.app.display import BuildDisplay, plain
 from sandbox_kernel.app.site import detect_site
 from sandbox_kernel.engine.endpoint import Endpoint
-from sandbox_kernel.engine.images import DEFAULT_IMAGE, ImageInfo, image_present
+from sandbox_kernel.engine.images import DEFAULT_IMAGE
 from sandbox_kernel.engine.probe import probe
 from sandbox_kernel.engine.thread import EngineThread
 from sandbox_kernel.errors import SandboxError, SandboxStartError
@@ -45,6 +45,10 @@ _ALIASES: dict[Any, Any] = {
     "base-image": (
         "QuickstartApp.base_image",
         f"Image to start from if one is built (default: {DEFAULT_BASE}).",
+    ),
+    "prefix": (
+        "QuickstartApp.prefix",
+        "Install the kernel below PREFIX/share/jupyter (default: as `jupyter sandbox install`).",
     ),
     "output": ("QuickstartApp.output", "File to write the executed notebook to."),
 }
@@ -70,9 +74,9 @@ class QuickstartApp(SandboxCommand):
     """``jupyter sandbox quickstart``."""
 
     name = "jupyter-sandbox-quickstart"
-    description = """Check the engine, build the image if it is missing, install the kernel for
-    Jupyter, run a first notebook in a sandbox and show what it found out about itself. Can be
-    run again at any time."""
+    description = """Check the engine, build the image if it is missing or old, install the kernel
+    for Jupyter, run a first notebook in a sandbox and show what it found out about itself. Can
+    be run again at any time."""
     examples = _EXAMPLES
 
     aliases = _ALIASES
@@ -80,6 +84,7 @@ class QuickstartApp(SandboxCommand):
 
     base_image = Unicode(DEFAULT_BASE, help="Image to start from. Since 0.1.").tag(config=True)
     output = Unicode("", help="File for the executed notebook. Since 0.1.").tag(config=True)
+    prefix = Unicode("", help="Install the kernel below this folder. Since 0.1.").tag(config=True)
     network_host = Bool(False, help="Build with the network of the host. Since 0.1.").tag(
         config=True
     )
@@ -106,7 +111,8 @@ class QuickstartApp(SandboxCommand):
             for name in ("tls_cert_path", "tls_key_path", "tls_ca_path"):
                 if getattr(self, name):
                     config[name] = str(getattr(settings, name))
-        folder = install_kernelspec(KernelRequest(config=config), **default_location())
+        location = {"prefix": self.prefix} if self.prefix else default_location()
+        folder = install_kernelspec(KernelRequest(config=config), **location)
         self._done(f"the kernel {DEFAULT_DISPLAY_NAME!r} is installed in {folder}")
         self._notebook()
         return 0
@@ -116,17 +122,12 @@ class QuickstartApp(SandboxCommand):
         self.out.print(plain(text), markup=False)
 
     def _image(self, endpoint: Endpoint) -> None:
-        thread = EngineThread.current()
-
-        async def look() -> ImageInfo | None:
-            return await image_present(await thread.engine(endpoint), DEFAULT_IMAGE)
-
-        if not self.rebuild and thread.run(look) is not None:
+        network = "host" if self.network_host else ""
+        request = BuildRequest(base_image=self.base_image, network=network)
+        if not self.rebuild and find_built(endpoint, request) is not None:
             self._done(f"the image {DEFAULT_IMAGE} is there")
             return
         started = time.monotonic()
-        network = "host" if self.network_host else ""
-        request = BuildRequest(base_image=self.base_image, network=network)
         with BuildDisplay(self.err, DEFAULT_IMAGE) as display:
             image = build_python_image(endpoint, request, detect_site(os.environ), display)
         seconds = time.monotonic() - started
