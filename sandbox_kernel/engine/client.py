@@ -226,7 +226,8 @@ class Engine:
         self,
         doing: str,
         subject: Subject = ENGINE,
-        timeout: float | None = -1.0,
+        timeout: float | None = None,
+        unbounded: bool = False,
     ) -> AsyncIterator[Docker]:
         """Give the aiodocker client for one call, bounded and with its failures translated.
 
@@ -237,12 +238,14 @@ class Engine:
         subject
             What it is about.
         timeout
-            Its bound in seconds; the engine's own by default, `None` for no bound.
+            Its bound in seconds; the one of this engine's calls by default.
+        unbounded
+            For a stream, whose reader sees to its bounds.
         """
         docker = self._docker
         if docker is None:
             raise SandboxUnavailableError("lost", "The connection to the engine is closed")
-        bound = self._timeout if timeout is not None and timeout < 0 else timeout
+        bound = None if unbounded else timeout or self._timeout
         try:
             async with asyncio.timeout(bound):
                 yield docker

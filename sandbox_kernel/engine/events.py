@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from sandbox_kernel.engine.faults import RAISED_BY_CALLS
 from sandbox_kernel.engine.streams import lines
+from sandbox_kernel.errors import SandboxUnavailableError
 
 log = logging.getLogger(__name__)
 
@@ -99,13 +100,14 @@ class EventHub:
         self._open_stream = open_stream
         self._watches: dict[str, set[Watch]] = {}
         self._reader: asyncio.Task[None] | None = None
-        self._live = asyncio.Event()
         self._opening = asyncio.Lock()
         self._closed = False
 
     @contextlib.asynccontextmanager
     async def watch(self, container_id: str) -> AsyncIterator[Watch]:
         """Watch one container; whatever happens to it after entry is reported.
+
+        While the engine is away, that report is the `RESYNC` that follows its return.
 
         Parameters
         ----------
@@ -127,7 +129,6 @@ class EventHub:
         """End the stream and its task. Idempotent."""
         self._closed = True
         reader, self._reader = self._reader, None
-        self._live.clear()
         if reader is not None:
             reader.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -136,11 +137,10 @@ class EventHub:
     async def _ensure_live(self) -> None:
         async with self._opening:
             if self._closed:
-                raise RuntimeError("the engine's events have been closed")
+                raise SandboxUnavailableError("lost", "The connection to the engine is closed")
             if self._reader is None:
                 # The first one is opened here so that its failure reaches who asked.
                 response = await self._open_stream()
-                self._live.set()
                 self._reader = asyncio.create_task(self._run(response), name="engine-events")
 
     async def _run(self, response: Any) -> None:
@@ -150,7 +150,6 @@ class EventHub:
                 # A stream that lasted earns a quick second try.
                 if await self._consume(response):
                     delay = _FIRST_DELAY
-                self._live.clear()
                 self._tell_all(LOST)
                 response = None
                 while response is None:
@@ -161,7 +160,6 @@ class EventHub:
                     except Exception as error:
                         # Whatever it was, the stream is tried again; calls report the cause.
                         log.debug("the engine's events cannot be had yet: %s", error)
-                self._live.set()
                 self._tell_all(RESYNC)
         finally:
             if response is not None:

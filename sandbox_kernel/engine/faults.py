@@ -77,9 +77,10 @@ _NO_SUCH_IMAGE = re.compile(r"no such image:? *(\S*)", re.IGNORECASE)
 _LONG_ID = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{52}\b")
 # An absolute path, but neither the rest of a relative one nor a part of a URL or image name.
 _ABSOLUTE_PATH = re.compile(r"(?<![\w./-])/(?!/)[^\s\"'`,;:()\[\]{}<>|]+")
-# What is left of a path with spaces in it still names the engine's own folders.
+# Paths that give themselves away. Also what is left of one with spaces in it.
 _ENGINE_PATH = re.compile(
-    r"[^\s\"'`]*(?:overlay2?|containers|volumes|containerd|buildkit)/[0-9a-z][^\s\"'`,;:]*"
+    r"[^\s\"'`]*(?:/var/lib/(?:docker|containers?)|/run/(?:docker|containerd|containers)/"
+    r"|docker-builder\d|(?:overlay2?|containers|volumes|containerd|buildkit)/[0-9a-z])[^\s\"'`,;:]*"
 )
 
 
@@ -88,14 +89,18 @@ def short(name: str) -> str:
     return _LONG_ID.sub(r"\1", name)
 
 
+def without_engine_paths(text: str) -> str:
+    """Take the paths of the engine's own folders out of a text that may name other ones."""
+    return _ENGINE_PATH.sub("<path>", short(text))
+
+
 def without_host_paths(text: str, own_paths: tuple[str, ...] = ()) -> str:
-    """Take paths of the engine's machine out of a text, except those the caller named."""
+    """Take every absolute path out of a text of the engine, except those the caller named."""
 
     def hide(match: re.Match[str]) -> str:
         return match[0] if match[0].rstrip(".") in own_paths else "<path>"
 
-    text = _ABSOLUTE_PATH.sub(hide, short(text))
-    return _ENGINE_PATH.sub("<path>", text)
+    return without_engine_paths(_ABSOLUTE_PATH.sub(hide, short(text)))
 
 
 def translate(
@@ -122,6 +127,9 @@ def translate(
     """
     log.debug("engine call failed: %s (%s): %r", doing, subject, error)
     if isinstance(error, DockerError) and error.status != CONNECTION_TROUBLE:
+        # It becomes the cause, and a notebook shows causes too.
+        error.message = without_host_paths(error.message, subject.own_paths).strip()
+        error.args = (error.message,)
         return _answered(error.status, error.message, endpoint, doing, subject)
     if isinstance(error, TimeoutError):
         if isinstance(error, (aiohttp.ConnectionTimeoutError, OSError)) and (
@@ -161,10 +169,9 @@ def _answered(
         return SandboxGoneError(f"The engine could not {doing}: {subject} is not running")
     if status in {409, 500} and ("is paused" in lowered or "unpause" in lowered):
         return SandboxPausedError(f"The engine could not {doing}: {subject} is paused")
-    shown = without_host_paths(message, subject.own_paths).strip()
     if status == 409:
-        return SandboxConflictError(f"The engine could not {doing}: {shown}")
-    return SandboxEngineError(f"The engine could not {doing}{_about(subject)}: {shown}", status)
+        return SandboxConflictError(f"The engine could not {doing}: {message}")
+    return SandboxEngineError(f"The engine could not {doing}{_about(subject)}: {message}", status)
 
 
 def _about(subject: Subject) -> str:

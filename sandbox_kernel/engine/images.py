@@ -29,7 +29,7 @@ from sandbox_kernel.engine.faults import (
     Subject,
     image_missing,
     is_disk_full,
-    without_host_paths,
+    without_engine_paths,
 )
 from sandbox_kernel.engine.streams import lines
 from sandbox_kernel.errors import (
@@ -205,7 +205,7 @@ async def pull_image(engine: Engine, ref: str, progress: ProgressCallback | None
             hear=hear,
         )
     except _Failed as failure:
-        why = _clean(without_host_paths(str(failure))).rstrip(". \n")
+        why = str(failure).rstrip(". \n")
         raise image_missing(ref, f"pulling it failed: {why}") from failure
 
 
@@ -312,10 +312,9 @@ async def build_image(
 
 
 def _build_failed(tag: str, why: str, output: deque[str]) -> SandboxBuildError:
-    why = _clean(without_host_paths(why)).strip()
     tail = "".join(f"\n  {line}" for line in output)
     end = f". The last lines of its output:{tail}" if tail else ""
-    return SandboxBuildError(f"Building {tag} failed: {why.rstrip('.')}{end}")
+    return SandboxBuildError(f"Building {tag} failed: {why.strip().rstrip('.')}{end}")
 
 
 async def import_image(
@@ -367,9 +366,7 @@ async def import_image(
             body=opened,
         )
     except _Failed as failure:
-        raise SandboxBuildError(
-            f"Importing {tag} failed: {without_host_paths(str(failure))}"
-        ) from failure
+        raise SandboxBuildError(f"Importing {tag} failed: {failure}") from failure
     finally:
         opened.close()
     imported = await image_present(engine, tag)
@@ -400,6 +397,10 @@ async def remove_image(engine: Engine, ref: str, *, force: bool = False) -> None
 class _Failed(Exception):
     """The engine says that it could not do it: at once, or in the middle of the stream."""
 
+    def __init__(self, text: str) -> None:
+        # Paths that a Dockerfile names are worth reading, those of the engine are not.
+        super().__init__(_clean(without_engine_paths(text)))
+
 
 async def _converse(
     engine: Engine,
@@ -414,7 +415,10 @@ async def _converse(
 ) -> None:
     loop = asyncio.get_running_loop()
     try:
-        async with engine.call(doing, timeout=None) as docker, asyncio.timeout(silence) as patience:
+        async with (
+            engine.call(doing, unbounded=True) as docker,
+            asyncio.timeout(silence) as patience,
+        ):
 
             def alive() -> None:
                 patience.reschedule(loop.time() + silence)
@@ -449,7 +453,7 @@ def _failure(message: dict[str, Any]) -> Exception:
     text = str(text or message.get("error") or "no reason given")
     if is_disk_full(text):
         return SandboxDiskFullError(
-            f"The engine's disk is full ({_clean(without_host_paths(text))})"
+            f"The engine's disk is full: {_clean(without_engine_paths(text))}"
         )
     return _Failed(text)
 

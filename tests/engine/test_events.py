@@ -102,7 +102,7 @@ async def test_closing_the_engine_leaves_no_task(
         assert {t.get_name() for t in asyncio.all_tasks() - before} == {"engine-events"}
         await engine.close()
         assert asyncio.all_tasks() == before
-    with pytest.raises(RuntimeError, match="closed"):
+    with pytest.raises(SandboxUnavailableError, match="closed"):
         async with engine.events.watch(container):
             pass
 

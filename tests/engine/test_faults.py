@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+import traceback
 
 import aiohttp
 import pytest
@@ -11,7 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sandbox_kernel.engine.endpoint import Endpoint
-from sandbox_kernel.engine.faults import Subject, image_missing, translate, without_host_paths
+from sandbox_kernel.engine.faults import (
+    Subject,
+    image_missing,
+    translate,
+    without_engine_paths,
+    without_host_paths,
+)
 from sandbox_kernel.errors import (
     SandboxConflictError,
     SandboxDiskFullError,
@@ -91,7 +98,10 @@ def test_trouble_with_the_line_has_a_class_each(
 )
 def test_paths_of_the_engines_machine_do_not_reach_people(message: str) -> None:
     """SEC-05: the text is kept, the paths are not."""
-    shown = str(told(500, message))
+    cause = DockerError(500, message)
+    error = translate(cause, ENDPOINT, "do it", CONTAINER)
+    error.__cause__ = cause
+    shown = "".join(traceback.format_exception(error))
     for part in ("/var/lib", "overlay2", "/srv", "containerd/", "_data", "/mnt", "containers/"):
         assert part not in shown
     assert "<path>" in shown
@@ -109,6 +119,12 @@ def test_addresses_and_image_names_are_not_taken_for_paths() -> None:
     """SEC-05: what a person needs to see stays."""
     text = "Get https://registry.example/v2/: sandbox-kernel/python:latest, 10/20, ./x"
     assert without_host_paths(text) == text
+
+
+def test_what_a_dockerfile_names_is_shown() -> None:
+    """E6, SEC-05: of a failed step only the engine's own folders are hidden."""
+    text = "The command '/bin/sh -c cp /a /b' returned 1: /srv/x/tmp/docker-builder12/a"
+    assert without_engine_paths(text) == "The command '/bin/sh -c cp /a /b' returned 1: <path>"
 
 
 @given(st.text())

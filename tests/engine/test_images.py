@@ -16,6 +16,7 @@ from sandbox_kernel.engine.images import (
     DEFAULT_IMAGE,
     Progress,
     _context_archive,
+    _failure,
     build_image,
     ensure_image,
     image_present,
@@ -25,6 +26,7 @@ from sandbox_kernel.engine.images import (
 from sandbox_kernel.errors import (
     SandboxBuildError,
     SandboxConflictError,
+    SandboxDiskFullError,
     SandboxImageMissingError,
     SandboxUnavailableError,
 )
@@ -241,6 +243,14 @@ async def test_removal_is_quiet_when_gone_and_refused_when_in_use(
     await remove_image(engine, tag)
     assert await image_present(engine, tag) is None
     await remove_image(engine, tag)
+
+
+def test_a_full_disk_in_the_middle_of_a_stream_has_its_own_class() -> None:
+    """E5, SEC-05: not a failed build or pull, and without the engine's paths."""
+    text = "write /var/lib/docker/tmp/x: no space left on device"
+    error = _failure({"error": text, "errorDetail": {"message": text}})
+    assert type(error) is SandboxDiskFullError
+    assert "/var/lib" not in str(error)
 
 
 def test_a_context_is_packed_the_same_everywhere(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import socket
@@ -12,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from sandbox_kernel.engine.client import Engine
 from sandbox_kernel.engine.endpoint import Endpoint, TlsFiles
+from sandbox_kernel.engine.probe import probe
 
 SCRIPT = Path(__file__).parents[2] / "scripts/test-engine"
 
@@ -38,11 +39,11 @@ def bridges() -> set[str]:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="starting an engine needs root")
-async def test_an_engine_comes_and_goes(state: Path) -> None:
+def test_an_engine_comes_and_goes(state: Path) -> None:
     """E2: a second engine beside the first, on both listeners; start twice, purge."""
     before = bridges()
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
     options = ("--state-dir", str(state), "--port", str(port))
     first = script("start", *options)
     assert first.returncode == 0, first.stderr
@@ -57,8 +58,7 @@ async def test_an_engine_comes_and_goes(state: Path) -> None:
         Endpoint(f"unix://{state}/docker.sock"),
         Endpoint(f"https://127.0.0.1:{port}", TlsFiles.in_directory(state / "certs")),
     ):
-        async with Engine(endpoint) as engine:
-            assert (await engine.info())["Containers"] == 0
+        assert asyncio.run(probe(endpoint)).product == "Docker"
     assert script("stop", "--state-dir", str(state)).returncode == 0
     assert (state / "data").is_dir()
     assert script("env", "--state-dir", str(state)).returncode == 1
