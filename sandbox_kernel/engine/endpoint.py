@@ -216,7 +216,9 @@ def _from_usual_sockets(
     for path, product in _usual_sockets(environ, home, roots):
         try:
             found = stat.S_ISSOCK(path.stat().st_mode)
-            usable = found and os.access(path, os.R_OK | os.W_OK)
+            # Connecting goes by the effective user where the system tells the two apart.
+            effective = os.access in os.supports_effective_ids
+            usable = found and os.access(path, os.R_OK | os.W_OK, effective_ids=effective)
         except PermissionError:
             found, usable = True, False
         except OSError:
