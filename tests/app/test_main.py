@@ -1,0 +1,72 @@
+"""The command line as a whole: help, wrong calls, speed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from sandbox_kernel import __version__
+from sandbox_kernel.app.main import _COMMANDS
+from tests.app.conftest import CommandLine
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def test_without_a_command_it_names_the_commands(cli: CommandLine) -> None:
+    done = cli()
+    assert done.code == 0
+    assert all(name in done.out for name in _COMMANDS)
+
+
+@pytest.mark.parametrize("command", _COMMANDS)
+def test_each_command_explains_itself_with_examples(cli: CommandLine, command: str) -> None:
+    done = cli(command, "--help")
+    assert done.code == 0
+    assert "Examples" in done.out
+    assert f"jupyter sandbox {command}" in done.out
+
+
+def test_it_tells_its_version(cli: CommandLine) -> None:
+    assert cli("--version").out.strip() == __version__
+
+
+def test_an_unknown_command_is_refused_and_the_known_ones_are_named(cli: CommandLine) -> None:
+    done = cli("statsu")
+    assert done.code == 2
+    assert "statsu" in done.err
+    assert "status" in done.err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("install", "--mem-limt", "2G"),
+        ("install", "surplus"),
+        ("build", "--target", "fuller"),
+        ("install", "--cpu-limit", "many"),
+    ],
+)
+def test_a_mistyped_option_is_refused_and_never_ignored(
+    cli: CommandLine, arguments: tuple[str, ...]
+) -> None:
+    done = cli(*arguments)
+    assert done.code in {1, 2}
+    assert not (cli.home / "prefix").exists()
+    assert not (cli.home / "data").exists()
+    assert any(word in done.err for word in arguments[1:])
+
+
+def test_a_misspelt_variable_of_the_environment_is_refused(cli: CommandLine) -> None:
+    done = cli("status", "--json", SANDBOX_DOCKER_HOTS="unix:///x.sock")
+    assert done.code == 1
+    problem = done.json()["checks"][0]
+    assert "SANDBOX_DOCKER_HOTS" in problem["text"]
+
+
+def test_importing_the_command_line_loads_nothing_heavy() -> None:
+    heavy = ["aiodocker", "aiohttp", "rich", "zmq", "jupyter_client", "nbformat", "IPython"]
+    code = f"import sys, sandbox_kernel.app.main; print([m for m in {heavy} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
