@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import as_file, files
 from typing import Any
@@ -17,17 +18,21 @@ from sandbox_kernel import __version__
 from sandbox_kernel.app.command import ENGINE_ALIASES, ENGINE_FLAGS, SandboxCommand
 from sandbox_kernel.app.display import BuildDisplay
 from sandbox_kernel.app.site import SiteSettings, detect_site
+from sandbox_kernel.engine.client import Engine
 from sandbox_kernel.engine.endpoint import Endpoint
 from sandbox_kernel.engine.images import (
     DEFAULT_IMAGE,
     ImageInfo,
+    Progress,
     ProgressCallback,
     build_image,
     image_present,
+    remove_image,
 )
 from sandbox_kernel.engine.thread import EngineThread
 from sandbox_kernel.errors import (
     SandboxBuildError,
+    SandboxError,
     SandboxImageMissingError,
     SandboxSpecRejectedError,
 )
@@ -36,8 +41,12 @@ __all__ = ["DEFAULT_BASE", "BuildApp", "BuildRequest", "build_python_image", "fi
 
 DEFAULT_BASE = "debian:bookworm-slim"
 VERSION_LABEL = "io.sandbox-kernel-image.version"
+TARGET_LABEL = "io.sandbox-kernel-image.target"
 RECIPE_LABEL = "io.sandbox-kernel-image.recipe"
 
+log = logging.getLogger(__name__)
+
+_STEP_RESULT = re.compile(r"^ ---> ([0-9a-f]{12})$")
 _APT_NAME = re.compile(r"[a-z0-9][a-z0-9+.:=~-]*", re.IGNORECASE)
 _PIP_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._\[\],=<>!~*+-]*")
 _NO_REGISTRY = re.compile(
@@ -153,11 +162,19 @@ def build_python_image(
             "keep_ca", True, "there are no certificates to keep", "Add --ca-bundle FILE."
         )
     thread = EngineThread.current()
+    steps: list[str] = []
+
+    def hear(news: Progress) -> None:
+        if made := _STEP_RESULT.match(news.text.rstrip()):
+            steps.append(made[1])
+        if progress is not None:
+            progress(news)
 
     async def build() -> ImageInfo:
         engine = await thread.engine(endpoint)
+        before = await image_present(engine, request.name)
         with as_file(files("sandbox_kernel.images.python")) as context:
-            return await build_image(
+            built = await build_image(
                 engine,
                 context,
                 tag=request.name,
@@ -168,13 +185,40 @@ def build_python_image(
                 network=request.network or None,
                 pull=request.pull,
                 no_cache=request.no_cache,
-                progress=progress,
+                progress=hear,
             )
+        if before is not None and before.id != built.id:
+            await _remove_unless_named(engine, before.id)
+        return built
 
     try:
         return thread.run(build)
     except SandboxBuildError as error:
         raise _with_remedy(error, request) from error
+    finally:
+        if steps:
+            thread.run(_remove_stages, endpoint, steps)
+
+
+async def _remove_stages(endpoint: Endpoint, steps: Sequence[str]) -> None:
+    """Remove what the image was copied from: it is larger, and holds the site's settings."""
+    engine = await EngineThread.current().engine(endpoint)
+    for step in reversed(steps):
+        # Takes those that it was built on along, up to the base image.
+        await _remove_unless_named(engine, step, label="stage")
+
+
+async def _remove_unless_named(engine: Engine, ref: str, label: str = "") -> None:
+    try:
+        image = await image_present(engine, ref)
+        if image is None or image.tags:
+            return
+        labels = image.config.get("Labels") or {}
+        if not label or labels.get(TARGET_LABEL) == label:
+            await remove_image(engine, image.id)
+    except SandboxError as error:
+        # A container runs it, or another build goes on from it.
+        log.debug("the image %s was not removed: %s", ref, error)
 
 
 def _with_remedy(error: SandboxBuildError, request: BuildRequest) -> SandboxBuildError:

@@ -8,6 +8,7 @@ command line is exit code 2.
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from copy import deepcopy
 from dataclasses import replace
@@ -75,6 +76,10 @@ class SandboxCommand(JupyterApp):
     json_output = Bool(False, help="Print the result as one JSON object. Since 0.1.").tag(
         config=True
     )
+
+    def _log_level_default(self) -> int:
+        # What a command has to say it prints; the log is for what goes wrong underneath.
+        return logging.WARNING
 
     def _config_file_name_default(self) -> str:
         return "jupyter_sandbox_config"

@@ -6,11 +6,14 @@ what happened told on the way. The notebook is the one in ``notebooks/quickstart
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import shlex
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
@@ -137,6 +140,7 @@ class QuickstartApp(SandboxCommand):
         import nbformat
         from nbclient import NotebookClient
         from nbclient.exceptions import CellExecutionError
+        from tornado.web import HTTPError
 
         text = files("sandbox_kernel.notebooks").joinpath(NOTEBOOK).read_text(encoding="utf-8")
         notebook = nbformat.reads(text, as_version=4)  # type: ignore[no-untyped-call]
@@ -149,12 +153,21 @@ class QuickstartApp(SandboxCommand):
                 kernel_name=DEFAULT_NAME,
                 resources={"metadata": {"path": folder}},
             )
-            try:
-                client.execute()
-            except CellExecutionError as error:
-                raise SandboxStartError(
-                    f"The notebook did not run to its end:\n{plain(str(error))}"
-                ) from error
+            with self._quiet():
+                try:
+                    client.execute()
+                except CellExecutionError as error:
+                    raise SandboxStartError(
+                        f"The notebook did not run to its end:\n{plain(str(error))}"
+                    ) from error
+                except HTTPError as error:
+                    # The one kind of error whose text a Jupyter server shows to people.
+                    text = error.log_message or error.reason or str(error)
+                    raise SandboxStartError(f"The kernel did not start: {plain(text)}") from error
+                except RuntimeError as error:
+                    raise SandboxStartError(
+                        f"The kernel did not work: {plain(str(error))}"
+                    ) from error
         cells = sum(cell.cell_type == "code" for cell in notebook.cells)
         seconds = time.monotonic() - started
         self._done(f"ran {cells} cells of {NOTEBOOK} in a sandbox in {seconds:.1f} s:")
@@ -174,6 +187,17 @@ class QuickstartApp(SandboxCommand):
             command = f"{command} {shlex.quote(str(target))}"
         self.out.print(f"Open JupyterLab with:\n\n    {command}\n", markup=False)
         self.out.print(f"and choose {DEFAULT_DISPLAY_NAME!r} in its launcher.", markup=False)
+
+    @contextlib.contextmanager
+    def _quiet(self) -> Iterator[None]:
+        """Keep Jupyter's own log of a failure, traceback included, off the terminal."""
+        level = int(self.log_level)  # type: ignore[call-overload]
+        if level > logging.DEBUG:
+            self.log_level = logging.CRITICAL + 1
+        try:
+            yield
+        finally:
+            self.log_level = level
 
 
 def facts(notebook: Any) -> str:

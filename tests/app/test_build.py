@@ -29,6 +29,12 @@ def stages() -> dict[str, str]:
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
+def stage_images(engines: Engines) -> set[str]:
+    """What the engine keeps of the stages that targets are copied from."""
+    label = "io.sandbox-kernel-image.target=stage"
+    return {i["Id"] for i in engines.api.get("/images/json", all=1, filters={"label": [label]})}
+
+
 @pytest.mark.parametrize("value", ["two words", "$(id)", "-e", "--index-url=x", "a;b", "a\nb", ""])
 @pytest.mark.parametrize("kind", ["apt", "pip"])
 def test_what_is_not_the_name_of_a_package_is_refused(kind: str, value: str) -> None:
@@ -85,6 +91,7 @@ def test_a_step_that_fails_is_shown_with_its_last_lines(
     cli: CommandLine, engines: Engines, busybox_image: str
 ) -> None:
     """E6"""
+    before = stage_images(engines)
     done = cli(
         "build", "--json", f"--engine={engines.unix}",
         f"--base-image={busybox_image}", "--tag=sandbox-kernel-test/broken:1",
@@ -94,6 +101,7 @@ def test_a_step_that_fails_is_shown_with_its_last_lines(
     assert answer["error"]["type"] == "SandboxBuildError"
     assert "apt-get" in answer["error"]["text"]
     assert engines.api.image("sandbox-kernel-test/broken:1") is None
+    assert stage_images(engines) <= before
 
 
 def test_an_image_that_is_up_to_date_is_not_built_again(cli: CommandLine, engines: Engines) -> None:
