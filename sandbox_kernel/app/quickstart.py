@@ -193,7 +193,7 @@ class QuickstartApp(SandboxCommand):
         """Keep Jupyter's own log of a failure, traceback included, off the terminal."""
         level = int(self.log_level)  # type: ignore[call-overload]
         if level > logging.DEBUG:
-            self.log_level = logging.CRITICAL + 1
+            self.log_level = logging.CRITICAL
         try:
             yield
         finally:
