@@ -32,7 +32,7 @@ def test_pip_settings_of_this_machine_are_taken_over(tmp_path: Path) -> None:
     listing = (
         f"global.cert='{bundle}'\n"
         "global.index-url='https://old.example.org/simple'\n"
-        "global.find-links='/opt/wheels'\n"
+        "global.find-links='/srv/wheels'\n"
         "global.extra-index-url='file:///srv/simple https://more.example.org/simple'\n"
         ":env:.index-url='https://user:secret@new.example.org/simple'\n"
     )
