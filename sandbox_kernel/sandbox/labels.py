@@ -1,0 +1,106 @@
+"""Names and values of the labels by which sandboxes are found again (decision 8).
+
+The engine is the only database, and an image's own labels become a container's labels, so
+every name of ours is written on every container: what does not apply is written empty, and a
+name in our namespace that an image brings along is overwritten. The caller's own labels travel
+as one JSON value, so that they come back exactly (B9).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from sandbox_kernel import __version__
+from sandbox_kernel.engine.events import EVENT_LABEL
+
+PREFIX: Final = "io.sandbox-kernel."
+
+VERSION: Final = EVENT_LABEL
+"""Version of sandbox-kernel that made the object; its presence marks the object as ours."""
+
+OWNER: Final = PREFIX + "owner"
+CREATED: Final = PREFIX + "created"
+IMAGE: Final = PREFIX + "image"
+NETWORK: Final = PREFIX + "network"
+DURABILITY: Final = PREFIX + "durability"
+WORKSPACE: Final = PREFIX + "workspace"
+TTL: Final = PREFIX + "ttl"
+LIFETIME: Final = PREFIX + "lifetime"
+KERNEL: Final = PREFIX + "kernel"
+CALLER: Final = PREFIX + "labels"
+
+CORE: Final = (VERSION, OWNER, CREATED, IMAGE, NETWORK, DURABILITY, TTL, LIFETIME, CALLER)
+"""Written by this layer alone."""
+
+OPTIONAL: Final = (WORKSPACE, KERNEL)
+"""Written by the layers above where they apply, else empty."""
+
+
+def make_labels(
+    *,
+    owner: str,
+    created: str,
+    image: str,
+    network: str,
+    ttl: int,
+    lifetime: int,
+    caller: Mapping[str, str],
+    extra: Mapping[str, str],
+    foreign: Iterable[str] = (),
+) -> dict[str, str]:
+    """Return every label of ours for a new ephemeral sandbox.
+
+    Parameters
+    ----------
+    owner
+        Whose it is.
+    created
+        When, in ISO 8601.
+    image
+        The image by the name that the caller used.
+    network
+        The network tier.
+    ttl, lifetime
+        Of the lease, in seconds; a lifetime of 0 has no end.
+    caller
+        The caller's own labels.
+    extra
+        Labels of the layers above, by their full names.
+    foreign
+        Names that the image brings along; those in our namespace are blanked.
+
+    Raises
+    ------
+    ValueError
+        `extra` names something outside our namespace, or that only this layer may write.
+    """
+    for name in extra:
+        if not name.startswith(PREFIX) or name in CORE:
+            raise ValueError(f"{name!r} is not a label that a caller of this layer may set")
+    blank = dict.fromkeys((*OPTIONAL, *(n for n in foreign if n.startswith(PREFIX))), "")
+    return {
+        **blank,
+        **extra,
+        VERSION: __version__,
+        OWNER: owner,
+        CREATED: created,
+        IMAGE: image,
+        NETWORK: network,
+        DURABILITY: "ephemeral",
+        TTL: str(ttl),
+        LIFETIME: str(lifetime),
+        CALLER: json.dumps(dict(caller), sort_keys=True, ensure_ascii=True),
+    }
+
+
+def caller_labels(labels: Mapping[str, str]) -> dict[str, str]:
+    """Return the caller's own labels of a container; none where they cannot be read."""
+    try:
+        value = json.loads(labels.get(CALLER, ""))
+    except ValueError:
+        return {}
+    if not isinstance(value, dict):
+        return {}
+    return {str(name): str(text) for name, text in value.items()}
