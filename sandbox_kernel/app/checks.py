@@ -15,15 +15,16 @@ from typing import Any, Literal
 
 from sandbox_kernel.engine.images import DEFAULT_IMAGE, ImageInfo
 from sandbox_kernel.engine.probe import ProbeReport
+from sandbox_kernel.errors import SandboxSpecRejectedError
+from sandbox_kernel.sandbox.spec import SandboxSpec, resolve_limits
 
-__all__ = ["Check", "engine_checks", "image_check", "version_tuple"]
+__all__ = ["Check", "engine_checks", "image_check", "sandbox_check", "version_tuple"]
 
 Level = Literal["ok", "note", "warning", "problem"]
 
 _ENGINE_FLOORS = ((26, 0, 0), (25, 0, 5), (23, 0, 11))
 _RUNC_HARD = (1, 1, 12)
 _RUNC_FLOORS = ((1, 4, 0), (1, 3, 3), (1, 2, 8))
-_NEEDED_LIMITS = ("memory", "cpu", "pids")
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +152,15 @@ def _seccomp(report: ProbeReport) -> Check:
 
 
 def _limits(report: ProbeReport) -> Check:
-    missing = [name for name in _NEEDED_LIMITS if name in report.unenforced_limits]
+    missing = report.unenforced_limits
+    if missing == ("swap",):
+        return Check(
+            "limits",
+            "problem",
+            "the engine does not limit swap, so a limit of memory would mean little",
+            "Start the engine's machine with the kernel parameter swapaccount=1, or move it to "
+            "cgroup v2.",
+        )
     if missing:
         return Check(
             "limits",
@@ -160,13 +169,6 @@ def _limits(report: ProbeReport) -> Check:
             f"{report.cgroup_driver or 'unknown'}, version {report.cgroup_version or 'unknown'})",
             "Rootless engines need cgroup v2 with systemd and delegated controllers: "
             "https://docs.docker.com/engine/security/rootless/ . Else use a rootful engine.",
-        )
-    if "swap" in report.unenforced_limits:
-        return Check(
-            "limits",
-            "warning",
-            "memory, cpu and pids are limited, swap is not",
-            "Start the engine's machine with the kernel parameter swapaccount=1, or without swap.",
         )
     return Check("limits", "ok", "memory, swap, cpu and pids are limited")
 
@@ -180,6 +182,20 @@ def _users(report: ProbeReport) -> Check:
         "users",
         "note",
         "users in containers are not remapped; `dockerd --userns-remap=default` adds a wall",
+    )
+
+
+def sandbox_check(info: Mapping[str, Any]) -> Check:
+    """Check what a sandbox with the default settings gets on the engine's machine."""
+    try:
+        limits = resolve_limits(SandboxSpec(), info)
+    except SandboxSpecRejectedError as error:
+        return Check("sandbox", "problem", f"{error.setting}: {error.reason}", error.remedy)
+    return Check(
+        "sandbox",
+        "ok",
+        f"by default {limits.nano_cpus / 1e9:g} processors, {limits.memory / 2**30:.1f} GiB of "
+        f"memory, {limits.pids} processes, no network",
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from traitlets import Unicode
 
 from sandbox_kernel import __version__
-from sandbox_kernel.app.checks import Check, engine_checks, image_check
+from sandbox_kernel.app.checks import Check, engine_checks, image_check, sandbox_check
 from sandbox_kernel.app.command import ENGINE_ALIASES, ENGINE_FLAGS, SandboxCommand
 from sandbox_kernel.app.display import plain
 from sandbox_kernel.engine.endpoint import Endpoint
@@ -104,6 +104,7 @@ class StatusApp(SandboxCommand):
 async def _inspect(report: ProbeReport, ref: str) -> list[Check]:
     engine = await EngineThread.current().engine(report.endpoint)
     checks = engine_checks(report, await engine.version())
+    checks.append(sandbox_check(await engine.info()))
     return [*checks, image_check(ref, await image_present(engine, ref), __version__)]
 
 

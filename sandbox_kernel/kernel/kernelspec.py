@@ -9,6 +9,7 @@ a Python of its own in the first place starts a kernel outside of a sandbox.
 from __future__ import annotations
 
 import json
+import logging
 import re
 import sys
 import tempfile
@@ -130,6 +131,8 @@ def install_kernelspec(
         The folder cannot be written.
     """
     manager = KernelSpecManager()
+    # What there is to say, the caller says.
+    manager.log = logging.getLogger(__name__)
     with tempfile.TemporaryDirectory(prefix="sandbox-kernelspec-") as made:
         source = Path(made)
         text = json.dumps(request.document(), indent=1) + "\n"

@@ -6,7 +6,13 @@ from typing import Any
 
 import pytest
 
-from sandbox_kernel.app.checks import Check, engine_checks, image_check, version_tuple
+from sandbox_kernel.app.checks import (
+    Check,
+    engine_checks,
+    image_check,
+    sandbox_check,
+    version_tuple,
+)
 from sandbox_kernel.engine.endpoint import Endpoint
 from sandbox_kernel.engine.images import DEFAULT_IMAGE, ImageInfo
 from sandbox_kernel.engine.probe import ProbeReport, report
@@ -100,13 +106,25 @@ def test_an_engine_that_enforces_no_limits_is_a_problem() -> None:
     """E7, B5"""
     check = found(engine(CgroupDriver="none", CgroupVersion="1"), "limits")
     assert check.level == "problem"
-    assert "memory, cpu, pids" in check.text
+    assert "memory, swap, cpu, pids" in check.text
     assert check.remedy
 
 
-def test_swap_without_a_limit_is_a_warning() -> None:
-    """E7"""
-    assert found(engine(SwapLimit=False), "limits").level == "warning"
+def test_swap_without_a_limit_is_a_problem_with_its_own_remedy() -> None:
+    """E7, B5"""
+    check = found(engine(SwapLimit=False), "limits")
+    assert check.level == "problem"
+    assert "swapaccount=1" in check.remedy
+
+
+def test_what_a_sandbox_gets_by_default_is_told() -> None:
+    """E7, B5"""
+    info = {**INFO, "CpuCfsPeriod": True}
+    assert sandbox_check(info).level == "ok"
+    assert "2 processors, 2.0 GiB" in sandbox_check(info).text
+    refused = sandbox_check({**info, "Architecture": "riscv64"})
+    assert refused.level == "problem"
+    assert refused.remedy
 
 
 def test_an_engine_without_seccomp_is_a_problem() -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from sandbox_kernel.kernel.provisioner import SandboxProvisioner
 from tests.app.conftest import CommandLine
 from tests.engines import Engines
 
@@ -36,6 +35,8 @@ def test_only_the_given_options_are_written(cli: CommandLine, engines: Engines) 
 
 def test_every_option_is_a_trait_of_the_provisioner(cli: CommandLine) -> None:
     """K7: Jupyter ignores a value that the provisioner has no trait for."""
+    from sandbox_kernel.kernel.provisioner import SandboxProvisioner
+
     written = config_of(
         cli, "--mem-limit=1G", "--cpu-limit=1", "--pids-limit=99", "--env=A=1", "--env-keep=B",
         NO_ENGINE, "--tlscert=c.pem", "--tlskey=k.pem", "--tlscacert=a.pem",
