@@ -24,7 +24,7 @@ import tempfile
 def prepare(order: dict) -> list[str]:  # type: ignore[type-arg]
     """Write the connection file, set the working directory, and return the kernel's argv."""
     folder = tempfile.mkdtemp(prefix="kernel-", dir=order["runtime_dir"])
-    path = os.path.join(folder, "connection.json")  # noqa: PTH118
+    path = os.path.join(folder, "connection.json")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
     with open(os.open(path, flags, 0o600), "w", encoding="utf-8") as file:
         json.dump(order["connection"], file)
@@ -54,8 +54,8 @@ def main() -> None:
 def find(name: str, path: str) -> str | None:
     """Return the executable file that ``name`` means, as a shell would look it up."""
     folders = [""] if "/" in name else path.split(os.pathsep)
-    candidates = (os.path.join(folder, name) for folder in folders)  # noqa: PTH118
-    return next((c for c in candidates if os.access(c, os.X_OK) and os.path.isfile(c)), None)  # noqa: PTH113
+    candidates = (os.path.join(folder, name) for folder in folders)
+    return next((c for c in candidates if os.access(c, os.X_OK) and os.path.isfile(c)), None)
 
 
 def report(order: dict, **what: object) -> None:  # type: ignore[type-arg]

@@ -1,0 +1,285 @@
+"""A kernel's five channels as clients see them: private local endpoints, joined to a relay.
+
+A client connects to a Unix socket in a directory that only this user can enter, or to
+loopback TCP where that is asked for (decision 6). Each connection becomes one stream of the
+relay link, and each passes through a `ZmtpLimiter` on its way to the client. The endpoints
+outlive the kernel process: a restart drops the connections, and clients make them anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import cast
+
+from sandbox_kernel.kernel.link import LinkStream, RelayLink
+from sandbox_kernel.kernel.wire import CHANNELS
+from sandbox_kernel.kernel.zmtp import ZmtpError, ZmtpLimiter, ZmtpLimits
+
+log = logging.getLogger(__name__)
+
+BUFFER_LIMIT = 1 << 18
+"""Bytes waiting for a client's socket beyond which the kernel gets no more credit."""
+
+Address = str | tuple[str, int]
+"""Path of a Unix socket, or host and port."""
+
+
+class Channels:
+    """The local endpoints of one kernel.
+
+    Parameters
+    ----------
+    addresses
+        Where clients connect, by channel.
+    limits
+        What one message from the kernel may be.
+    name
+        The kernel's short name, for log lines.
+    """
+
+    def __init__(self, addresses: Mapping[str, Address], limits: ZmtpLimits, name: str) -> None:
+        self._addresses = addresses
+        self._limits = limits
+        self._name = name
+        self._servers: list[asyncio.Server] = []
+        self._connections: set[ClientConnection] = set()
+        self._link: RelayLink | None = None
+        self.answered = False
+
+    async def listen(self) -> None:
+        """Listen on every endpoint, in place of what earlier listeners left there."""
+        await self.stop_listening()
+        loop = asyncio.get_running_loop()
+        for channel in CHANNELS:
+            address = self._addresses[channel]
+
+            def connection(channel: str = channel) -> ClientConnection:
+                return ClientConnection(self, channel, ZmtpLimiter(self._limits))
+
+            if isinstance(address, str):
+                Path(address).unlink(missing_ok=True)
+                server = await loop.create_unix_server(connection, address)
+                Path(address).chmod(0o600)
+            else:
+                server = await loop.create_server(connection, *address)
+            self._servers.append(server)
+
+    async def stop_listening(self) -> None:
+        """Close the listeners and every connection."""
+        self.drop_connections()
+        servers, self._servers = self._servers, []
+        for server in servers:
+            server.close()
+        for server in servers:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(server.wait_closed(), 1.0)
+        for address in self._addresses.values():
+            if isinstance(address, str):
+                Path(address).unlink(missing_ok=True)
+
+    def use(self, link: RelayLink | None) -> None:
+        """Join the connections, present and future, to this link; `None` ends them all."""
+        self._link = link
+        if link is None:
+            self.drop_connections()
+            return
+        for connection in self._connections:
+            connection.join(link)
+
+    def drop_connections(self) -> None:
+        """End every connection; clients connect again by themselves."""
+        self.answered = False
+        for connection in tuple(self._connections):
+            connection.drop("the kernel's connections are renewed")
+
+    async def flush(self) -> None:
+        """Give what clients have just written a moment to get to the kernel.
+
+        A console that exits has written its shutdown request and does not wait for anything.
+        """
+        for _ in range(3):
+            await asyncio.sleep(0.01)
+
+    async def kernel_listens(self) -> None:
+        """Wait until the kernel accepts a connection on its heartbeat channel."""
+        if self._link is None:
+            raise RuntimeError("there is no link yet")
+        probe = _Probe()
+        stream = self._link.open("hb", probe)
+        try:
+            await probe.opened.wait()
+        finally:
+            stream.close()
+
+    # -- called by connections ----------------------------------------------------------------
+
+    def add(self, connection: ClientConnection) -> None:
+        """Take in a new connection, and join it where there is a link."""
+        self._connections.add(connection)
+        if self._link is not None:
+            connection.join(self._link)
+
+    def remove(self, connection: ClientConnection) -> None:
+        """Forget a connection that has ended."""
+        self._connections.discard(connection)
+
+    def note_message(self, channel: str) -> None:
+        """Note that the kernel has sent a message: it handles signals by now."""
+        if channel != "hb":
+            self.answered = True
+
+    def refuse(self, connection: ClientConnection, reason: str) -> None:
+        """Log why a connection is closed because of what the kernel sent."""
+        log.warning("kernel %s, channel %s: closed, %s", self._name, connection.channel, reason)
+
+    def note_dropped(self, channel: str) -> None:
+        """Log that a message was left out."""
+        log.warning(
+            "kernel %s, channel %s: a message of more than %d bytes or %d parts was left out",
+            self._name,
+            channel,
+            self._limits.message_bytes,
+            self._limits.parts,
+        )
+
+
+class ClientConnection(asyncio.Protocol):
+    """One client's connection to one channel, and its stream."""
+
+    def __init__(self, channels: Channels, channel: str, limiter: ZmtpLimiter) -> None:
+        self.channel = channel
+        self._channels = channels
+        self._limiter = limiter
+        self._transport: asyncio.Transport | None = None
+        self._stream: LinkStream | None = None
+        self._unsent = bytearray()
+        self._blocked = False
+        self._unconsumed = 0
+
+    def join(self, link: RelayLink) -> None:
+        """Open this connection's stream on a link."""
+        self._stream = link.open(self.channel, self)
+        self.stream_writable()
+
+    def drop(self, reason: str) -> None:
+        """Close the connection at once."""
+        log.debug("channel %s: connection dropped, %s", self.channel, reason)
+        if self._transport is not None:
+            self._transport.abort()
+        self._forget_stream()
+        self._channels.remove(self)
+
+    def _forget_stream(self) -> None:
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            stream.close()
+
+    # -- from the client ----------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Prepare the socket; asyncio calls this."""
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=BUFFER_LIMIT)
+        sock = transport.get_extra_info("socket")
+        if sock is not None and sock.family != socket.AF_UNIX:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._channels.add(self)
+
+    def data_received(self, data: bytes) -> None:
+        """Pass a client's bytes on, as far as there is credit; asyncio calls this."""
+        if self._stream is None or self._unsent:
+            self._unsent += data
+        else:
+            self._unsent += data[self._stream.send(data) :]
+        if self._unsent and self._transport is not None:
+            self._transport.pause_reading()
+
+    def eof_received(self) -> bool:
+        """Treat the end of a client's input as the end of the connection."""
+        return False
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Close the stream with its connection; asyncio calls this."""
+        self._forget_stream()
+        self._channels.remove(self)
+
+    # -- from the kernel ----------------------------------------------------------------------
+
+    def stream_opened(self) -> None:
+        """Note that the kernel accepted the connection; bytes tell the rest."""
+
+    def stream_data(self, data: bytes) -> None:
+        """Filter the kernel's bytes and write what passes to the client."""
+        if self._transport is None or self._transport.is_closing():
+            return
+        messages, dropped = self._limiter.messages, self._limiter.dropped
+        try:
+            pieces = self._limiter.feed(data)
+        except ZmtpError as error:
+            self._channels.refuse(self, str(error))
+            self.drop(str(error))
+            return
+        if self._limiter.messages > messages:
+            self._channels.note_message(self.channel)
+        if self._limiter.dropped > dropped:
+            self._channels.note_dropped(self.channel)
+        for piece in pieces:
+            self._transport.write(piece)
+        self._unconsumed += len(data)
+        self._consume()
+
+    def stream_writable(self) -> None:
+        """Send what waited for credit, or for the link."""
+        if self._stream is None:
+            return
+        if self._unsent:
+            del self._unsent[: self._stream.send(bytes(self._unsent))]
+        if not self._unsent and self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def stream_closed(self, reason: str) -> None:
+        """Close the client's connection after what was written to it has been sent."""
+        self._stream = None
+        log.debug("channel %s: stream closed, %s", self.channel, reason)
+        if self._transport is not None:
+            self._transport.close()
+
+    def pause_writing(self) -> None:
+        """Stop returning credit while the client does not read; asyncio calls this."""
+        self._blocked = True
+
+    def resume_writing(self) -> None:
+        """Return the credit that waited for the client; asyncio calls this."""
+        self._blocked = False
+        self._consume()
+
+    def _consume(self) -> None:
+        if self._blocked or self._stream is None:
+            return
+        count, self._unconsumed = self._unconsumed, 0
+        if count:
+            self._stream.consume(count)
+
+
+class _Probe:
+    """A stream that only asks whether the kernel listens."""
+
+    def __init__(self) -> None:
+        self.opened = asyncio.Event()
+
+    def stream_opened(self) -> None:
+        self.opened.set()
+
+    def stream_data(self, data: bytes) -> None:
+        pass
+
+    def stream_writable(self) -> None:
+        pass
+
+    def stream_closed(self, reason: str) -> None:
+        pass
