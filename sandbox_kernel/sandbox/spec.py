@@ -220,7 +220,7 @@ def resolve_limits(spec: SandboxSpec, info: Mapping[str, Any], volumes: int = 0)
         _refuse(
             "tmpfs_size",
             tmpfs,
-            f"/tmp, /home/sbx, /dev/shm, /run and {volumes} volumes of the image come to {total} "
+            f"/tmp, /home/sbx, /dev/shm, /run and {volumes} image volumes come to {total} "  # noqa: S108
             f"bytes, more than half of mem_limit = {memory}",
             f"Set mem_limit to at least {2 * total}, or lower tmpfs_size and shm_size.",
         )
