@@ -62,9 +62,8 @@ class Channels:
                 return ClientConnection(self, channel, ZmtpLimiter(self._limits))
 
             if isinstance(address, str):
-                Path(address).unlink(missing_ok=True)
+                # The directory is private, so the socket's own mode does not matter.
                 server = await loop.create_unix_server(connection, address)
-                Path(address).chmod(0o600)
             else:
                 server = await loop.create_server(connection, *address)
             self._servers.append(server)
@@ -78,6 +77,9 @@ class Channels:
         for server in servers:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(server.wait_closed(), 1.0)
+        self._remove_sockets()
+
+    def _remove_sockets(self) -> None:
         for address in self._addresses.values():
             if isinstance(address, str):
                 Path(address).unlink(missing_ok=True)

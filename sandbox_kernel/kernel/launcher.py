@@ -35,7 +35,7 @@ def prepare(order: dict) -> list[str]:  # type: ignore[type-arg]
 def main() -> None:
     """Read the order, report, and become the kernel; exit 126 or 127 when that fails."""
     order = json.loads(sys.stdin.buffer.readline())
-    environment = order["environment"]
+    environment = {**os.environ, **order["environment"]}
     try:
         argv = prepare(order)
         null = os.open(os.devnull, os.O_RDONLY)

@@ -1,0 +1,36 @@
+"""The error of a launch that failed, in the form that every Jupyter client shows (K8)."""
+
+from __future__ import annotations
+
+from tornado import web
+
+from sandbox_kernel.errors import SandboxError, SandboxSpecRejectedError
+
+
+class KernelLaunchError(web.HTTPError, SandboxError, RuntimeError):
+    """A kernel could not be started; the text says why and what to do.
+
+    A Jupyter server passes only the text of tornado's ``HTTPError`` on to the person; scripts
+    that start kernels expect a `RuntimeError`. This is both.
+
+    Parameters
+    ----------
+    message
+        The text for the person.
+    status
+        400 when the request was wrong, 503 when the engine could not serve it.
+    """
+
+    def __init__(self, message: str, status: int = 503) -> None:
+        super().__init__(status, message)
+        self.message = message
+
+    def __str__(self) -> str:
+        return self.message
+
+
+def launch_error(error: Exception) -> KernelLaunchError:
+    """Return the launch error that tells of ``error``; raise it ``from`` that."""
+    status = 400 if isinstance(error, SandboxSpecRejectedError) else 503
+    notes = "".join(f" {note}" for note in getattr(error, "__notes__", ()))
+    return KernelLaunchError(f"{error}{notes}", status)

@@ -1,0 +1,269 @@
+"""One kernel's life in one sandbox: sandbox, relay, channels and process held together.
+
+A session lives in the engine thread's loop. It starts the relay and the kernel side by side,
+since neither needs the other, and knows at any time whether the kernel runs and, when it does
+not, why. A restart replaces the process and keeps sandbox, relay and endpoints.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Mapping
+
+from sandbox_kernel.engine.client import Engine
+from sandbox_kernel.engine.streams import ExecStream
+from sandbox_kernel.errors import (
+    SandboxAttestationError,
+    SandboxError,
+    SandboxGoneError,
+    SandboxImageUnsuitableError,
+    SandboxProtocolError,
+    SandboxStartError,
+    SandboxUnavailableError,
+)
+from sandbox_kernel.kernel.channels import Address, Channels
+from sandbox_kernel.kernel.link import RelayLink, RelayReport
+from sandbox_kernel.kernel.process import KernelOrder, KernelProcess
+from sandbox_kernel.kernel.program import TOO_OLD_EXIT_CODE, loader_argv, relay_program
+from sandbox_kernel.kernel.zmtp import ZmtpLimits
+from sandbox_kernel.sandbox.live import CONTROL_USER, LiveSandbox
+from sandbox_kernel.sandbox.spec import SandboxSpec
+
+log = logging.getLogger(__name__)
+
+KERNEL_PORTS = (31001, 31002, 31003, 31004, 31005)
+"""Loopback ports in a sandbox, in the order of ``CHANNELS``; below the ephemeral range."""
+
+HELLO_TIMEOUT = 20.0
+_CONTROL_UID = int(CONTROL_USER.partition(":")[0])
+
+
+class KernelSession:
+    """A sandbox with a kernel in it; made by `open`, ended by `close`.
+
+    Attributes
+    ----------
+    sandbox
+        The sandbox.
+    process
+        The kernel process, once launched.
+    """
+
+    def __init__(self, sandbox: LiveSandbox, channels: Channels) -> None:
+        self.sandbox = sandbox
+        self.channels = channels
+        self.process: KernelProcess | None = None
+        self._relay: asyncio.Task[None] | None = None
+        self._trouble = ""
+        self._clean = True
+
+    @classmethod
+    async def open(
+        cls,
+        engine: Engine,
+        spec: SandboxSpec,
+        *,
+        owner: str,
+        labels: Mapping[str, str],
+        addresses: Mapping[str, Address],
+        limits: ZmtpLimits,
+    ) -> KernelSession:
+        """Make the sandbox of a kernel that `launch` then starts.
+
+        Raises
+        ------
+        SandboxError
+            As `LiveSandbox.create`; nothing is left behind.
+        """
+        sandbox = await LiveSandbox.create(engine, spec, owner=owner, extra_labels=labels)
+        return cls(sandbox, Channels(addresses, limits, sandbox.short_id))
+
+    @property
+    def usable(self) -> bool:
+        """Whether a kernel can be launched in this session's sandbox."""
+        relay_runs = self._relay is None or not self._relay.done()
+        return relay_runs and not self.sandbox.ended.done()
+
+    @property
+    def exit_code(self) -> int | None:
+        """The kernel's exit code, or `None` while it runs; read from any thread."""
+        return self.process.exit_code if self.process is not None else None
+
+    async def launch(self, order: KernelOrder, timeout: float) -> None:
+        """Start the kernel and wait until it listens.
+
+        Parameters
+        ----------
+        order
+            What to run.
+        timeout
+            Seconds for all of it.
+
+        Raises
+        ------
+        SandboxError
+            The kernel did not come up; the text says why, with its last lines.
+        """
+        began = time.monotonic()
+        try:
+            async with asyncio.timeout(timeout):
+                await self._clear()
+                await self.channels.listen()
+                await self._start_both(order)
+                await self._until_it_listens()
+        except TimeoutError as error:
+            if isinstance(error, SandboxError):
+                raise
+            raise SandboxStartError(
+                f"The kernel did not start within {timeout:g} s.{self._last_words()}"
+            ) from error
+        self._clean = False
+        log.info(
+            "kernel in sandbox %s listens after %.0f ms",
+            self.sandbox.short_id,
+            (time.monotonic() - began) * 1000,
+        )
+
+    async def _clear(self) -> None:
+        """End what an earlier kernel has left, so that the new one starts clean (K3)."""
+        if self.process is not None:
+            await self.process.forget()
+            self.process = None
+        if not self._clean:
+            if await self.sandbox.kill_user_processes() == "container":
+                raise SandboxGoneError("The sandbox had to be ended with its processes.")
+            self._clean = True
+
+    async def _start_both(self, order: KernelOrder) -> None:
+        try:
+            async with asyncio.TaskGroup() as group:
+                if self._relay is None:
+                    group.create_task(self._start_relay())
+                group.create_task(self._start_process(order))
+        except* SandboxError as errors:
+            # The other one was cancelled for its sake; the first cause is what matters.
+            raise errors.exceptions[0] from None
+
+    async def _start_process(self, order: KernelOrder) -> None:
+        self._clean = False
+        self.process = await KernelProcess.start(self.sandbox, order)
+
+    async def _start_relay(self) -> None:
+        stream = await self.sandbox.exec(loader_argv(), user=CONTROL_USER)
+        try:
+            await stream.write(relay_program())
+            link = RelayLink(stream, self.sandbox.short_id)
+            try:
+                report = await link.greet(KERNEL_PORTS, HELLO_TIMEOUT)
+            except SandboxProtocolError as error:
+                state = await self.sandbox.engine.inspect_exec(stream.id)
+                if state.exit_code in (TOO_OLD_EXIT_CODE, 126, 127):
+                    raise SandboxImageUnsuitableError(
+                        f"There is no python3 in {self.sandbox.spec.image} that can run the relay."
+                    ) from error
+                raise
+            _check_report(report)
+        except BaseException:
+            await stream.close()
+            raise
+        self._relay = asyncio.create_task(
+            self._serve_relay(link, stream), name=f"relay-{self.sandbox.short_id}"
+        )
+        self.channels.use(link)
+
+    async def _serve_relay(self, link: RelayLink, stream: ExecStream) -> None:
+        try:
+            await link.run()
+            self._trouble = f"The relay in the sandbox has ended{link.diagnostics()}."
+        except (SandboxProtocolError, SandboxUnavailableError) as error:
+            self._trouble = f"The connection to the kernel broke: {error}."
+        finally:
+            self.channels.use(None)
+            await stream.close()
+        if not self.sandbox.ended.done():
+            log.warning("sandbox %s: %s", self.sandbox.short_id, self._trouble)
+
+    async def _until_it_listens(self) -> None:
+        assert self.process is not None
+        assert self._relay is not None
+        listens = asyncio.ensure_future(self.channels.kernel_listens())
+        exited = asyncio.ensure_future(self.process.exited.wait())
+        try:
+            await asyncio.wait({listens, exited, self._relay}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (listens, exited):
+                task.cancel()
+            await asyncio.wait({listens, exited})
+        if listens.cancelled():
+            raise SandboxStartError(self.why_it_ended() + self._last_words())
+
+    def why_it_ended(self) -> str:
+        """Return why the kernel does not run, in one sentence for people (K4)."""
+        if self.sandbox.ended.done():
+            return self.sandbox.ended.result().text
+        if self._relay is not None and self._relay.done():
+            return self._trouble
+        code = self.exit_code
+        if code == 137 and self.sandbox.out_of_memory_events:
+            size = self.sandbox.limits.memory // (1 << 20)
+            return f"The kernel ran out of memory; the limit of the sandbox is {size} MiB."
+        return f"The kernel ended with exit code {code}."
+
+    def _last_words(self) -> str:
+        words = self.process.last_words() if self.process is not None else ""
+        return f" Its last lines were:\n{words}" if words else ""
+
+    async def send_signal(self, number: int) -> None:
+        """Send a signal to the kernel's group; one that has ended is left alone."""
+        if self.process is not None and self.usable:
+            await self.process.send_signal(number)
+
+    async def kill(self) -> None:
+        """End the kernel and every process of its user, at once."""
+        if self.process is None or self.sandbox.ended.done():
+            return
+        with contextlib.suppress(SandboxGoneError):
+            outcome = await self.sandbox.kill_user_processes()
+            self._clean = outcome == "processes"
+        await self.process.exited.wait()
+
+    async def pause_clients(self) -> None:
+        """Close the endpoints until the next launch; clients connect again by themselves."""
+        await self.channels.stop_listening()
+
+    async def close(self) -> None:
+        """End everything; idempotent, bounded by the bounds of its parts."""
+        await self.channels.stop_listening()
+        if self._relay is not None:
+            self._relay.cancel()
+            await asyncio.wait({self._relay})
+        if self.process is not None:
+            await self.process.forget()
+        await self.sandbox.destroy()
+
+    async def close_at_exit(self) -> None:
+        """Close when the process ends, letting through what clients have just written."""
+        await self.channels.flush()
+        await self.close()
+
+
+def _check_report(report: RelayReport) -> None:
+    """Refuse a sandbox that is weaker from inside than its configuration says (R3)."""
+    wrong = [
+        f"{name} is {value}"
+        for name, value in report.status.items()
+        if name.startswith("Cap") and value.strip("0")
+    ]
+    if report.status.get("NoNewPrivs") != "1":
+        wrong.append("new privileges are possible")
+    if report.status.get("Seccomp") != "2":
+        wrong.append("system calls are not filtered")
+    if report.uid != _CONTROL_UID:
+        wrong.append(f"the relay runs as uid {report.uid}")
+    if wrong:
+        raise SandboxAttestationError(
+            f"The sandbox is weaker than it was asked to be: {'; '.join(wrong)}"
+        )
