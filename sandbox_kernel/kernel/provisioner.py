@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 import zmq
 from jupyter_client.connect import KernelConnectionInfo, LocalPortCache
-from jupyter_client.provisioning import KernelProvisionerBase
+from jupyter_client.provisioning.provisioner_base import KernelProvisionerBase
 from traitlets import Bool, CaselessStrEnum, Dict, Float, Integer, List, Unicode, Union
 
 from sandbox_kernel.config import EngineSettings, engine_settings
@@ -51,7 +51,7 @@ _PYTHONS = re.compile(r"python(\d(\.\d+)?)?")
 _KEPT_ID = 64
 
 
-class SandboxProvisioner(KernelProvisionerBase):  # type: ignore[misc]
+class SandboxProvisioner(KernelProvisionerBase):
     """Runs a kernel in a hardened container of its own on a Docker engine.
 
     Its traits are set in the kernelspec (``metadata.kernel_provisioner.config``) or in the
@@ -162,6 +162,12 @@ class SandboxProvisioner(KernelProvisionerBase):  # type: ignore[misc]
         self._ports_cached = False
         self._withdraw: Callable[[], None] | None = None
 
+    @property
+    def _manager(self) -> Any:
+        if self.parent is None:
+            raise KernelLaunchError("A sandboxed kernel needs a kernel manager.")
+        return self.parent
+
     # -- state, asked for often -----------------------------------------------------------------
 
     @property
@@ -251,9 +257,7 @@ class SandboxProvisioner(KernelProvisionerBase):  # type: ignore[misc]
 
         Called from `KernelManager.pre_start_kernel`, with the same arguments at each restart.
         """
-        manager = self.parent
-        if manager is None:
-            raise KernelLaunchError("A sandboxed kernel needs a kernel manager.")
+        manager = self._manager
         for unused in ("stdout", "stderr", "stdin", "independent", "transport_encryption"):
             kwargs.pop(unused, None)
         arguments = list(kwargs.pop("extra_arguments", None) or ())
@@ -381,7 +385,7 @@ class SandboxProvisioner(KernelProvisionerBase):  # type: ignore[misc]
             **dict(zip(PORT_NAMES, KERNEL_PORTS, strict=True)),
             "transport": "tcp",
             "ip": "127.0.0.1",
-            "kernel_name": self.parent.kernel_name,
+            "kernel_name": self._manager.kernel_name,
             "jupyter_session": notebook,
         }
 
@@ -430,7 +434,7 @@ class SandboxProvisioner(KernelProvisionerBase):  # type: ignore[misc]
         return resolve_endpoint(settings)
 
     def _addresses(self) -> dict[str, Address]:
-        manager = self.parent
+        manager = self._manager
         ports = {channel: getattr(manager, f"{channel}_port") for channel in CHANNELS}
         if manager.transport == "ipc":
             return {channel: f"{manager.ip}-{port}" for channel, port in ports.items()}
@@ -478,8 +482,9 @@ class SandboxProvisioner(KernelProvisionerBase):  # type: ignore[misc]
     def _return_ports(self) -> None:
         if self._ports_cached:
             self._ports_cached = False
+            info: dict[str, Any] = dict(self.connection_info)
             for name in PORT_NAMES:
-                LocalPortCache.instance().return_port(self.connection_info[name])
+                LocalPortCache.instance().return_port(info[name])
 
     def _forget_pending(self) -> None:
         """Drop the record of a kernel that failed to start.
@@ -487,7 +492,7 @@ class SandboxProvisioner(KernelProvisionerBase):  # type: ignore[misc]
         A server would otherwise look it up at its end, not find the kernel, and never stop
         (jupyter_client#960).
         """
-        pending = getattr(self.parent.parent, "_pending_kernels", None)
+        pending = getattr(self._manager.parent, "_pending_kernels", None)
         if isinstance(pending, dict):
             loop = asyncio.get_running_loop()
             loop.call_later(0.1, pending.pop, self.kernel_id, None)
