@@ -88,6 +88,7 @@ class Relay:
         self._streams: dict[int, Stream] = {}
         self._last_stream = 0
         self._waiting: list[Stream] = []
+        self._retry_at = 0.0
         self._output: collections.deque[memoryview] = collections.deque()
         self._output_size = 0
         self._sink_watched = False
@@ -114,7 +115,7 @@ class Relay:
             self._check_silence()
 
     def _timeout(self) -> float:
-        return RETRY_INTERVAL if self._waiting else 1.0
+        return max(0.0, self._retry_at - time.monotonic()) if self._waiting else 1.0
 
     def _check_silence(self) -> None:
         if self._silence and time.monotonic() - self._last_ping > self._silence:
@@ -202,9 +203,13 @@ class Relay:
 
     def _wait_for_kernel(self, stream: Stream) -> None:
         self._forget_socket(stream)
+        if not self._waiting:
+            self._retry_at = time.monotonic() + RETRY_INTERVAL
         self._waiting.append(stream)
 
     def _retry_waiting(self) -> None:
+        if not self._waiting or time.monotonic() < self._retry_at:
+            return
         waiting, self._waiting = self._waiting, []
         for stream in waiting:
             if self._streams.get(stream.number) is stream:
