@@ -47,7 +47,13 @@ def attest(
         With every difference.
     """
     found = [f"the engine warned: {warning.strip()}" for warning in warnings]
-    found += differences(body, inspected)
+    try:
+        found += differences(body, inspected)
+    except (TypeError, ValueError, LookupError, AttributeError) as error:
+        raise SandboxAttestationError(
+            "The engine describes the container in a way that cannot be understood, so it was "
+            "not started"
+        ) from error
     if found:
         raise SandboxAttestationError(
             "The engine would run something else than was asked for, so it was not started: "
@@ -165,9 +171,9 @@ def _security_option(option: str) -> str:
     return "no-new-privileges:true" if option == "no-new-privileges" else option
 
 
-def _ulimit(limit: Mapping[str, Any]) -> tuple[str, int, int]:
+def _ulimit(limit: Mapping[str, Any]) -> tuple[str, str]:
     name = str(limit["Name"]).lower().removeprefix("rlimit_")
-    return name, int(limit["Soft"]), int(limit["Hard"])
+    return name, json.dumps({**limit, "Name": name}, sort_keys=True)
 
 
 def _volume_options(mount: Mapping[str, Any]) -> dict[str, Any]:
