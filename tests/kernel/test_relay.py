@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -24,7 +25,15 @@ from sandbox_kernel.kernel.link import RelayLink
 from sandbox_kernel.kernel.program import loader_argv, relay_program
 from tests.kernel.test_link import Recorder
 
-PYTHONS = [sys.executable, *filter(None, [shutil.which("python3.8")])]
+
+def oldest_python() -> list[str]:
+    """Return Python 3.8 where it is installed, and not merely a version manager's shim."""
+    found = shutil.which("python3.8")
+    works = found and subprocess.run([found, "-V"], capture_output=True).returncode == 0
+    return [found] if found and works else []
+
+
+PYTHONS = [sys.executable, *oldest_python()]
 
 
 class Pipes:
