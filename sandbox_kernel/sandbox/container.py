@@ -92,6 +92,7 @@ class ImageParts:
     ports: tuple[str, ...]
     volumes: tuple[str, ...]
     small_volumes: tuple[str, ...]
+    health_times: Mapping[str, int]
 
 
 def image_parts(image: ImageInfo, shown_as: str) -> ImageParts:
@@ -129,6 +130,12 @@ def image_parts(image: ImageInfo, shown_as: str) -> ImageParts:
         ports=tuple(sorted(str(port) for port in config.get("ExposedPorts") or ())),
         volumes=volumes,
         small_volumes=_small_volumes(volumes, shown_as),
+        # The engine adds them even to a health check that is turned off.
+        health_times={
+            key: value
+            for key, value in (config.get("Healthcheck") or {}).items()
+            if key != "Test" and isinstance(value, int)
+        },
     )
 
 
@@ -208,7 +215,7 @@ def container_body(
         "Hostname": "sandbox",
         "Domainname": "",
         "Labels": {**parts.labels, **labels},
-        "Healthcheck": {"Test": ["NONE"]},
+        "Healthcheck": {**parts.health_times, "Test": ["NONE"]},
         "StopSignal": "SIGTERM",
         "StopTimeout": 1,
         "Tty": False,

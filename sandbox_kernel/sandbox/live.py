@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from importlib import resources
 from typing import Any, Final, Literal
 
-from sandbox_kernel.engine.client import Engine, ExecStream
+from sandbox_kernel.engine.client import CreatedContainer, Engine, ExecStream
 from sandbox_kernel.engine.events import LOST, RESYNC, Event, Watch
 from sandbox_kernel.engine.faults import image_missing
 from sandbox_kernel.engine.images import image_present
@@ -471,18 +471,31 @@ async def _create_container(
     tries = _NAME_TRIES
     while True:
         name = prefix + token()
+        creating = asyncio.ensure_future(engine.create_container(name, body))
         try:
-            created = await engine.create_container(name, body)
+            # Cancelled by itself, the call could end between the engine's doing and its answer.
+            created = await asyncio.shield(creating)
         except SandboxConflictError:
             tries -= 1
             if tries == 0:
                 raise
+        except asyncio.CancelledError as error:
+            await _in_any_case(_undo(engine, creating), error)
+            raise
         except (SandboxUnavailableError, TimeoutError) as error:
             # The engine may have made it all the same. The name tells which one it is.
             await _in_any_case(_remove_ours(engine, name, body), error)
             raise
         else:
             return name, created.id, created.warnings
+
+
+async def _undo(engine: Engine, creating: asyncio.Future[CreatedContainer]) -> None:
+    """Wait for a creation that nobody wants any more, and remove what it made."""
+    async with asyncio.timeout(DESTROY_TIMEOUT):
+        with contextlib.suppress(SandboxError):
+            created = await creating
+            await engine.remove_container(created.id)
 
 
 async def _remove_ours(engine: Engine, name: str, body: Mapping[str, Any]) -> None:
