@@ -13,10 +13,8 @@ import functools
 import getpass
 import os
 import re
-import shutil
 import signal
 import sys
-import tempfile
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
@@ -32,6 +30,7 @@ from sandbox_kernel.engine.images import DEFAULT_IMAGE, ensure_image
 from sandbox_kernel.engine.thread import EngineThread
 from sandbox_kernel.errors import SandboxError, SandboxSpecRejectedError
 from sandbox_kernel.kernel.channels import Address
+from sandbox_kernel.kernel.folder import PrivateFolder
 from sandbox_kernel.kernel.launch_error import KernelLaunchError, launch_error
 from sandbox_kernel.kernel.process import KernelOrder
 from sandbox_kernel.kernel.session import KERNEL_PORTS, KernelSession
@@ -158,7 +157,7 @@ class SandboxProvisioner(KernelProvisionerBase):
         self._pid = os.getpid()
         self._has_process = False
         self._order: KernelOrder | None = None
-        self._folder: Path | None = None
+        self._folder: PrivateFolder | None = None
         self._ports_cached = False
         self._withdraw: Callable[[], None] | None = None
 
@@ -330,19 +329,16 @@ class SandboxProvisioner(KernelProvisionerBase):
             limits=ZmtpLimits(self.max_message_bytes, self.max_message_parts),
         )
         self._session = session
-        self._withdraw = thread.at_exit(session.close_at_exit)
+        self._withdraw = thread.at_exit(self._close_at_exit)
         await session.launch(order, self.startup_timeout)
 
     def _prepare_connection(self, manager: Any) -> None:
         """Choose the endpoints on this machine; a restart keeps them."""
         if self.local_transport == "ipc":
             if self._folder is None:
-                # Unix sockets have short names: some 100 bytes, the folder's included.
-                runtime = os.environ.get("XDG_RUNTIME_DIR", "")
-                parent = runtime if 0 < len(runtime) < 40 and Path(runtime).is_dir() else None
-                self._folder = Path(tempfile.mkdtemp(prefix="sbx-", dir=parent))
+                self._folder = PrivateFolder()
                 manager.transport = "ipc"
-                manager.ip = str(self._folder / "k")
+                manager.ip = str(self._folder.path / "k")
             return
         manager.transport = "tcp"
         if manager.cache_ports and not self._ports_cached:
@@ -468,7 +464,7 @@ class SandboxProvisioner(KernelProvisionerBase):
             self._has_process = False
             folder, self._folder = self._folder, None
             if folder is not None:
-                shutil.rmtree(folder, ignore_errors=True)
+                folder.remove()
             self._return_ports()
 
     async def _close_session(self) -> None:
@@ -478,6 +474,16 @@ class SandboxProvisioner(KernelProvisionerBase):
             await session.close()
         if withdraw is not None:
             withdraw()
+
+    async def _close_at_exit(self) -> None:
+        """End the kernel of a process that ends without having said so, as a console does."""
+        session, folder = self._session, self._folder
+        try:
+            if session is not None:
+                await session.close_at_exit()
+        finally:
+            if folder is not None:
+                folder.remove()
 
     def _return_ports(self) -> None:
         if self._ports_cached:

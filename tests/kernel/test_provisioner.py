@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from jupyter_client.manager import AsyncKernelManager
 
+from sandbox_kernel.kernel.folder import remove_abandoned
 from sandbox_kernel.kernel.launch_error import KernelLaunchError
 from tests.engines import Engines, wait_until
 from tests.kernel.conftest import (
@@ -111,7 +112,7 @@ async def test_shutdown_leaves_nothing_and_may_be_repeated(
     """B13: container, volume, sockets and folder are gone; cleanup is idempotent."""
     manager = make_manager()
     await manager.start_kernel()
-    volume, folder = sandbox_of(manager).volume, manager.provisioner._folder
+    volume, folder = sandbox_of(manager).volume, manager.provisioner._folder.path
     assert folder.stat().st_mode & 0o777 == 0o700
     await manager.shutdown_kernel()
     assert not manager.provisioner.has_process
@@ -306,7 +307,7 @@ OWNER = """
     manager._kernel_spec = sandbox_spec(find_engines().unix_endpoint)
     manager.start_kernel()
     print(manager.provisioner._session.sandbox.id, manager.provisioner._session.sandbox.volume,
-          flush=True)
+          manager.provisioner._folder.path, flush=True)
     if sys.argv[2] == "stay":
         time.sleep(60)
 """
@@ -331,7 +332,7 @@ def test_nothing_outlives_the_process_that_owns_the_kernel(engines: Engines, how
     )
     try:
         assert owner.stdout is not None
-        container, volume = owner.stdout.readline().split()
+        container, volume, folder = owner.stdout.readline().split()
         if how == "kill":
             assert engines.api.inspect(container) is not None
             owner.kill()
@@ -345,6 +346,8 @@ def test_nothing_outlives_the_process_that_owns_the_kernel(engines: Engines, how
         20,
         "the volume's end",
     )
+    remove_abandoned(Path(folder).parent)
+    assert not Path(folder).exists()
 
 
 async def test_the_blocking_and_the_async_manager_can_be_used_from_several_threads(
