@@ -21,15 +21,9 @@ from sandbox_kernel.engine.streams import Chunk, ExecStream
 from sandbox_kernel.errors import (
     SandboxError,
     SandboxGoneError,
-    SandboxImageUnsuitableError,
     SandboxStartError,
 )
-from sandbox_kernel.kernel.program import (
-    MINIMUM_PYTHON,
-    TOO_OLD_EXIT_CODE,
-    launcher_program,
-    loader_argv,
-)
+from sandbox_kernel.kernel.program import launcher_program, loader_argv, unsuitable
 from sandbox_kernel.sandbox.live import CODE_USER, LiveSandbox
 
 log = logging.getLogger(__name__)
@@ -155,14 +149,10 @@ class KernelProcess:
 
     async def _explain_silence(self, said: bytes) -> None:
         """Raise the error that says why there was no report."""
-        image = self._sandbox.spec.image
-        minimum = ".".join(map(str, MINIMUM_PYTHON))
-        needed = f"A kernel's image needs python3, version {minimum} or later, on its PATH."
         state = await self._sandbox.engine.inspect_exec(self._stream.id)
-        if state.exit_code == TOO_OLD_EXIT_CODE:
-            raise SandboxImageUnsuitableError(f"The Python in {image} is too old. {needed}")
-        if state.exit_code in (126, 127):
-            raise SandboxImageUnsuitableError(f"There is no python3 in {image}. {needed}")
+        error = unsuitable(state.exit_code, self._sandbox.spec.image)
+        if error is not None:
+            raise error
         shown = ascii((said + b" " + bytes(self._output)).decode(errors="replace")[-300:])
         raise SandboxStartError(
             f"The kernel's launcher ended with exit code {state.exit_code}: {shown}"

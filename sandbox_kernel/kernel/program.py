@@ -11,6 +11,8 @@ from __future__ import annotations
 import importlib.resources
 from functools import cache
 
+from sandbox_kernel.errors import SandboxImageUnsuitableError
+
 MINIMUM_PYTHON = (3, 8)
 """Oldest Python in an image that the programs run on."""
 
@@ -50,6 +52,28 @@ def loader_argv(python: str = "python3") -> list[str]:
         The interpreter, as found in the image.
     """
     return [python, "-I", "-S", "-c", _LOADER]
+
+
+def unsuitable(exit_code: int | None, image: str) -> SandboxImageUnsuitableError | None:
+    """Return the error that a loader's exit code stands for, or `None` when it is another.
+
+    Parameters
+    ----------
+    exit_code
+        Of the exec that should have run the loader.
+    image
+        The image's name, for the text.
+    """
+    if exit_code == TOO_OLD_EXIT_CODE:
+        found = f"The python3 in {image} is too old"
+    elif exit_code in (126, 127):
+        found = f"There is no python3 in {image}"
+    else:
+        return None
+    needed = ".".join(map(str, MINIMUM_PYTHON))
+    return SandboxImageUnsuitableError(
+        f"{found}. A kernel's image needs python3, version {needed} or later, on its PATH"
+    )
 
 
 def framed(program: str) -> bytes:

@@ -19,7 +19,6 @@ from sandbox_kernel.errors import (
     SandboxAttestationError,
     SandboxError,
     SandboxGoneError,
-    SandboxImageUnsuitableError,
     SandboxProtocolError,
     SandboxStartError,
     SandboxUnavailableError,
@@ -27,7 +26,7 @@ from sandbox_kernel.errors import (
 from sandbox_kernel.kernel.channels import Address, Channels
 from sandbox_kernel.kernel.link import RelayLink, RelayReport
 from sandbox_kernel.kernel.process import KernelOrder, KernelProcess
-from sandbox_kernel.kernel.program import TOO_OLD_EXIT_CODE, loader_argv, relay_program
+from sandbox_kernel.kernel.program import loader_argv, relay_program, unsuitable
 from sandbox_kernel.kernel.zmtp import ZmtpLimits
 from sandbox_kernel.sandbox.live import CONTROL_USER, LiveSandbox
 from sandbox_kernel.sandbox.spec import SandboxSpec
@@ -160,10 +159,9 @@ class KernelSession:
                 report = await link.greet(KERNEL_PORTS, HELLO_TIMEOUT)
             except SandboxProtocolError as error:
                 state = await self.sandbox.engine.inspect_exec(stream.id)
-                if state.exit_code in (TOO_OLD_EXIT_CODE, 126, 127):
-                    raise SandboxImageUnsuitableError(
-                        f"There is no python3 in {self.sandbox.spec.image} that can run the relay."
-                    ) from error
+                cause = unsuitable(state.exit_code, self.sandbox.spec.image)
+                if cause is not None:
+                    raise cause from error
                 raise
             _check_report(report)
         except BaseException:

@@ -50,13 +50,17 @@ def small_engine() -> Iterator[Engines]:
         shutil.rmtree(state)
 
 
+def fill(file: Path) -> None:
+    subprocess.run(["dd", "if=/dev/zero", f"of={file}", "bs=64k"], check=False)
+
+
 async def test_a_full_disk_is_said_once_and_leaves_nothing(small_engine: Engines) -> None:
     """K8: the person reads that the engine's disk is full, not a path of the engine's."""
     image = provide_busybox(small_engine)
     manager = AsyncKernelManager(kernel_id="full-disk")
     manager._kernel_spec = sandbox_spec(small_engine.unix_endpoint, image=image)
     filler = small_engine.certs.parent / "filler"
-    subprocess.run(["dd", "if=/dev/zero", f"of={filler}", "bs=64k"], check=False)
+    fill(filler)
     with pytest.raises(KernelLaunchError, match=r"disk.*full") as caught:
         await manager.start_kernel()
     assert str(small_engine.certs.parent) not in str(caught.value)

@@ -18,7 +18,7 @@ from jupyter_client.manager import AsyncKernelManager
 
 from sandbox_kernel.kernel.folder import remove_abandoned
 from sandbox_kernel.kernel.launch_error import KernelLaunchError
-from tests.engines import Engines, wait_until
+from tests.engines import Engines, busybox_archive, wait_until
 from tests.kernel.conftest import (
     MakeManager,
     connect,
@@ -264,6 +264,26 @@ async def test_an_image_without_python_is_named(
     with pytest.raises(KernelLaunchError, match="no python3 in"):
         await manager.start_kernel()
     assert containers_of(engines, manager) == []
+
+
+async def test_an_image_with_a_python_that_is_too_old_is_named(
+    make_manager: MakeManager, engines: Engines
+) -> None:
+    """K2, K8: the version that is needed is said.
+
+    No Debian has a Python older than 3.8 any more: a script stands in for it that ends as the
+    loader does there.
+    """
+    ref = f"sandbox-kernel-test/old-python:{os.getpid()}"
+    old = b"#!/bin/sh\nexit 125\n"
+    engines.api.import_image(busybox_archive({"bin/python3": old}), ref, ["ENV PATH=/bin"])
+    try:
+        manager = make_manager(image=ref)
+        with pytest.raises(KernelLaunchError, match=r"too old.*3\.8 or later"):
+            await manager.start_kernel()
+        assert containers_of(engines, manager) == []
+    finally:
+        engines.api.remove_image(ref)
 
 
 async def test_a_wrong_certificate_is_named(engines: Engines, make_manager: MakeManager) -> None:
