@@ -49,8 +49,8 @@ if [ "$max" -gt 0 ]; then
     ) &
 fi
 
-echo lease
 if [ "$timed" -le 1 ]; then
+    echo lease
     while :; do
         # A failure is the end of input or a timeout, and ash gives both the same status. At the
         # end of input a second look says "readable" and then reads nothing.
@@ -81,6 +81,7 @@ trap tick USR1
     trap - USR1 USR2 HUP
     while sleep "$step" && kill -USR1 "$$" 2>/dev/null; do :; done
 ) &
+echo lease
 while :; do
     ticked=0
     if read -r _; then
