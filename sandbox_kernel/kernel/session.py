@@ -56,6 +56,7 @@ class KernelSession:
         self.channels = channels
         self.process: KernelProcess | None = None
         self._relay: asyncio.Task[None] | None = None
+        self._mourner: asyncio.Task[None] | None = None
         self._trouble = ""
         self._clean = True
 
@@ -119,7 +120,7 @@ class KernelSession:
             raise SandboxStartError(
                 f"The kernel did not start within {timeout:g} s.{self._last_words()}"
             ) from error
-        self._clean = False
+        self._mourner = asyncio.create_task(self._tell_of_its_end(), name="kernel-end")
         log.info(
             "kernel in sandbox %s listens after %.0f ms",
             self.sandbox.short_id,
@@ -128,13 +129,19 @@ class KernelSession:
 
     async def _clear(self) -> None:
         """End what an earlier kernel has left, so that the new one starts clean (K3)."""
-        if self.process is not None:
-            await self.process.forget()
-            self.process = None
+        await self._forget_process()
         if not self._clean:
             if await self.sandbox.kill_user_processes() == "container":
                 raise SandboxGoneError("The sandbox had to be ended with its processes.")
             self._clean = True
+
+    async def _forget_process(self) -> None:
+        if self._mourner is not None:
+            self._mourner.cancel()
+            await asyncio.wait({self._mourner})
+        if self.process is not None:
+            await self.process.forget()
+            self.process = None
 
     async def _start_both(self, order: KernelOrder) -> None:
         try:
@@ -198,6 +205,15 @@ class KernelSession:
         if listens.cancelled():
             raise SandboxStartError(self.why_it_ended() + self._last_words())
 
+    async def _tell_of_its_end(self) -> None:
+        """Log why a kernel ended that nobody asked to end."""
+        assert self.process is not None
+        await self.process.exited.wait()
+        if self.exit_code:
+            log.warning(
+                "sandbox %s: %s%s", self.sandbox.short_id, self.why_it_ended(), self._last_words()
+            )
+
     def why_it_ended(self) -> str:
         """Return why the kernel does not run, in one sentence for people (K4)."""
         if self.sandbox.ended.done():
@@ -223,6 +239,8 @@ class KernelSession:
         """End the kernel and every process of its user, at once."""
         if self.process is None or self.sandbox.ended.done():
             return
+        if self._mourner is not None:
+            self._mourner.cancel()
         with contextlib.suppress(SandboxGoneError):
             outcome = await self.sandbox.kill_user_processes()
             self._clean = outcome == "processes"
@@ -238,8 +256,7 @@ class KernelSession:
         if self._relay is not None:
             self._relay.cancel()
             await asyncio.wait({self._relay})
-        if self.process is not None:
-            await self.process.forget()
+        await self._forget_process()
         await self.sandbox.destroy()
 
     async def close_at_exit(self) -> None:

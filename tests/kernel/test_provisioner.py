@@ -86,6 +86,23 @@ async def test_a_kernel_that_dies_is_noticed_within_a_second(
     client.stop_channels()
 
 
+async def test_running_out_of_memory_is_told_from_other_deaths(
+    make_manager: MakeManager, caplog: pytest.LogCaptureFixture
+) -> None:
+    """K4, RES-04: with the limit, in the log; the sandbox lives and a restart works."""
+    manager = make_manager(mem_limit="256M")
+    await manager.start_kernel()
+    client = await connect(manager)
+    client.execute("x = []\nwhile True: x.append(bytearray(10 << 20))")
+    assert await is_dead(manager, within=20)
+    await asyncio.to_thread(
+        wait_until, lambda: "ran out of memory; the limit of the sandbox is 256 MiB" in caplog.text
+    )
+    await manager.restart_kernel(now=True)
+    await client.wait_for_ready(timeout=60)
+    client.stop_channels()
+
+
 async def test_a_sandbox_removed_behind_our_back_is_noticed_and_a_restart_makes_a_new_one(
     make_manager: MakeManager, engines: Engines
 ) -> None:
