@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import fcntl
+import hashlib
 import io
 import os
 import tarfile
@@ -21,6 +22,7 @@ from sandbox_kernel.sandbox.spec import SandboxSpec
 from tests.engines import Engines
 
 INSIDE = Path(__file__).parent / "inside"
+LOCK = Path(tempfile.gettempdir()) / f"sandbox-kernel-test-{os.getuid()}.lock"
 MakeSandbox = Callable[..., Awaitable[LiveSandbox]]
 
 
@@ -93,8 +95,7 @@ def derived_image(engines: Engines, python_image: str) -> Callable[[str, str], s
             entry = tarfile.TarInfo("Dockerfile")
             entry.size = len(dockerfile)
             tar.addfile(entry, io.BytesIO(dockerfile))
-        lock = Path(tempfile.gettempdir()) / f"sandbox-kernel-test-{os.getuid()}.lock"
-        with lock.open("w") as held:
+        with LOCK.open("w") as held:
             fcntl.flock(held, fcntl.LOCK_EX)
             answer = engines.api.request(
                 "POST",
@@ -107,6 +108,22 @@ def derived_image(engines: Engines, python_image: str) -> Callable[[str, str], s
         return ref
 
     return derive
+
+
+@pytest.fixture(scope="session")
+def imported_image(engines: Engines) -> Callable[[str, bytes, list[str]], str]:
+    """Import an image from an archive with Dockerfile lines, once for all workers and runs."""
+
+    def provide(name: str, archive: bytes, changes: list[str]) -> str:
+        digest = hashlib.sha256(archive + "\n".join(changes).encode()).hexdigest()[:12]
+        ref = f"sandbox-kernel-test/{name}:{digest}"
+        with LOCK.open("w") as held:
+            fcntl.flock(held, fcntl.LOCK_EX)
+            if engines.api.image(ref) is None:
+                engines.api.import_image(archive, ref, changes)
+        return ref
+
+    return provide
 
 
 @pytest.fixture(scope="session")

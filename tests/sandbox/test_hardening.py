@@ -12,7 +12,7 @@ from sandbox_kernel.errors import SandboxImageUnsuitableError
 from sandbox_kernel.sandbox import labels
 from sandbox_kernel.sandbox.live import CODE_USER, CONTROL_USER, LiveSandbox
 from sandbox_kernel.sandbox.spec import SandboxSpec
-from tests.engines import Engines, busybox_archive
+from tests.engines import busybox_archive
 from tests.sandbox.conftest import MakeSandbox, marks, python, run, sh
 
 MAIN = 7
@@ -198,13 +198,15 @@ async def test_limits_are_what_was_asked_for(make_sandbox: MakeSandbox) -> None:
     assert (await sh(sandbox, "rm /tmp/f && echo fine")).out == "fine\n"
 
 
+ImportImage = Callable[[str, bytes, list[str]], str]
+
+
 @pytest.fixture
-def hostile_image(engines: Engines) -> str:
+def hostile_image(imported_image: ImportImage) -> str:
     """An image that tries by its metadata what it can (ESC-20)."""
-    ref = "sandbox-kernel-test/hostile:latest"
-    engines.api.import_image(
+    return imported_image(
+        "hostile",
         busybox_archive(),
-        ref,
         [
             "ENV PATH=/workspace/bin:/bin:/tmp LD_PRELOAD=/e.so PYTHONPATH=/e BASH_ENV=/e X=y",
             "VOLUME /data",
@@ -216,7 +218,6 @@ def hostile_image(engines: Engines) -> str:
             "WORKDIR /data",
         ],
     )
-    return ref
 
 
 async def test_what_an_image_says_of_itself_changes_nothing(
@@ -241,11 +242,10 @@ async def test_what_an_image_says_of_itself_changes_nothing(
 
 @pytest.mark.parametrize("place", ["/etc", "/usr", "/proc/x", "/workspace/x", "/lib64/x", "/"])
 async def test_an_image_with_a_volume_where_none_can_be_is_refused(
-    engine: Engine, engines: Engines, run_labels: dict[str, str], place: str
+    engine: Engine, imported_image: ImportImage, run_labels: dict[str, str], place: str
 ) -> None:
     """ESC-20."""
-    ref = "sandbox-kernel-test/volume:" + (place.replace("/", "") or "root")
-    engines.api.import_image(busybox_archive(), ref, [f"VOLUME {place}"])
+    ref = imported_image("volume", busybox_archive(), [f"VOLUME {place}"])
     with pytest.raises(SandboxImageUnsuitableError, match=f"VOLUME '{place}'"):
         await LiveSandbox.create(
             engine, SandboxSpec(image=ref), owner="tester", extra_labels=marks(run_labels)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import io
 import json
 import os
 import signal
 import sys
+import tarfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -23,7 +25,6 @@ from sandbox_kernel.errors import (
     SandboxGoneError,
     SandboxImageMissingError,
     SandboxSpecRejectedError,
-    SandboxStartError,
     SandboxUnavailableError,
 )
 from sandbox_kernel.sandbox import labels
@@ -100,18 +101,17 @@ async def test_more_than_the_machine_has_is_refused_and_nothing_created(
 
 
 async def test_an_image_without_a_shell_gives_one_clear_error(
-    engine: Engine, engines: Engines, run_labels: dict[str, str]
+    engine: Engine,
+    engines: Engines,
+    imported_image: Callable[[str, bytes, list[str]], str],
+    run_labels: dict[str, str],
 ) -> None:
-    import io
-    import tarfile
-
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w") as tar:
         entry = tarfile.TarInfo("empty")
         entry.type = tarfile.DIRTYPE
         tar.addfile(entry)
-    ref = "sandbox-kernel-test/empty:latest"
-    engines.api.import_image(archive.getvalue(), ref)
+    ref = imported_image("empty", archive.getvalue(), [])
     with pytest.raises(SandboxError, match="sh") as caught:
         await LiveSandbox.create(
             engine,
@@ -560,7 +560,3 @@ async def test_nothing_runs_as_another_user(sandbox: LiveSandbox) -> None:
     for user in ("root", "0:0", "", "10001"):
         with pytest.raises(ValueError, match="nothing runs as"):
             await sandbox.exec(["true"], user=user)
-
-
-def test_start_errors_are_errors_of_ours() -> None:
-    assert issubclass(SandboxStartError, SandboxError)
