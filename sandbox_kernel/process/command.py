@@ -157,6 +157,7 @@ class Process:
         self._early = bytearray()
         self._code: int | None = None
         self._status = asyncio.Event()
+        self._drained = asyncio.Event()
         self._ended = asyncio.Event()
         self._reason: Reason = "finished"
         self._held = False
@@ -188,7 +189,7 @@ class Process:
             self._own(self._time_out(timeout))
 
     def _own(self, work: Coroutine[Any, Any, None]) -> None:
-        self._tasks.add(asyncio.create_task(work))
+        self._tasks.add(asyncio.create_task(work, name="process-watch"))
 
     async def _abandon(self, error: BaseException) -> None:
         """End what a failed start has left; without "go" nothing of the command can run."""
@@ -237,9 +238,11 @@ class Process:
                 trouble or SandboxStartError("The command's wrapper ended before it started it")
             )
             self._ready.exception()
-        self._ended.set()
         self._status.set()
+        self._drained.set()
+        # What a timeout ends, it says itself, with the counts that are final now.
         if self._reason != "timeout":
+            self._ended.set()
             self._spool.end()
 
     def _take(self, stream: int, data: bytes) -> None:
@@ -316,7 +319,7 @@ class Process:
         reason = self._reason
         if self._code == _KILLED and self._out_of_memory and reason == "finished":
             reason = "out-of-memory"
-        elif self._killed and reason == "finished":
+        elif self._code == _KILLED and self._killed and reason == "finished":
             reason = "killed"
         return Exit(self._code, reason, self._held)
 
@@ -342,7 +345,9 @@ class Process:
         """
         if self._ended.is_set() and self._error is None:
             return
+        was_running = self._code is None
         report = await self._stop()
+        self._killed |= was_running and report.found == "killed"
         await self._settle(report)
 
     async def _stop(self, everything: bool = False) -> StopReport:
@@ -363,8 +368,6 @@ class Process:
         return await _finish_task(self._stopping)
 
     async def _settle(self, report: StopReport) -> None:
-        if report.found == "killed" and self._code is None:
-            self._killed = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_STATUS_PATIENCE):
                 await self._status.wait()
@@ -405,7 +408,7 @@ class Process:
         await self._stop_noting(notes)
         try:
             async with asyncio.timeout(_AFTER_STOP):
-                await self._ended.wait()
+                await self._drained.wait()
         except TimeoutError:
             notes.add_note("the output had not ended: the counts may miss some")
         error = CommandTimeoutError(timeout, self.counts[1], self.counts[2])

@@ -70,19 +70,26 @@ take && nonce=$value
 take && directory=$value
 take && variables=$value
 [ -r /proc/self/stat ] || give_up "missing /proc"
-for program in setsid cat readlink; do
+for program in setsid cat ls readlink; do
     command -v "$program" >/dev/null 2>&1 || {
         echo "sandbox-kernel: the image lacks the program $program" >&2
         give_up "missing $program"
     }
 done
-setsid=$(command -v setsid)
+# Without a process of its own; the command's PATH may not lead there.
+IFS=:
+for folder in $PATH; do
+    setsid=$folder/setsid
+    [ ! -x "$setsid" ] || break
+done
+unset IFS
 
 # In the command's own process, up to its exec.
 become() {
     read -r self _ </proc/self/stat
     own_stat "$root"
-    out=$(readlink "/proc/$self/fd/1") && err=$(readlink "/proc/$self/fd/2") || give_up "no pipe"
+    links=$(exec ls -l "/proc/$self/fd/1" "/proc/$self/fd/2") || give_up "no pipe"
+    out=${links%%"$newline"*} out=${out##* } err=${links##* }
     while [ "$variables" -gt 0 ]; do
         take
         # shellcheck disable=SC2163 # NAME=VALUE
