@@ -162,8 +162,6 @@ class ClientConnection(asyncio.Protocol):
         self._unsent = bytearray()
         self._blocked = False
         self._unconsumed = 0
-        self._unwritten: list[bytes] = []
-        self._writing = False
 
     def join(self, link: RelayLink) -> None:
         """Open this connection's stream on a link."""
@@ -232,20 +230,9 @@ class ClientConnection(asyncio.Protocol):
             self._channels.note_message(self.channel)
         if self._limiter.dropped > dropped:
             self._channels.note_dropped(self.channel)
+        for piece in pieces:
+            self._transport.write(piece)
         self._unconsumed += len(data)
-        self._unwritten += pieces
-        if not self._writing:
-            self._writing = True
-            # The engine gives small pieces, and several are usually there at once: they are
-            # written together, since a system call for each costs more than all the rest.
-            asyncio.get_running_loop().call_soon(self._write)
-
-    def _write(self) -> None:
-        """Write what has gathered, and return its credit."""
-        self._writing = False
-        pieces, self._unwritten = self._unwritten, []
-        if self._transport is not None and pieces:
-            self._transport.write(b"".join(pieces))
         self._consume()
 
     def stream_writable(self) -> None:
@@ -260,7 +247,6 @@ class ClientConnection(asyncio.Protocol):
     def stream_closed(self, reason: str) -> None:
         """Close the client's connection after what was written to it has been sent."""
         self._stream = None
-        self._write()
         log.debug("channel %s: stream closed, %s", self.channel, reason)
         if self._transport is not None:
             self._transport.close()

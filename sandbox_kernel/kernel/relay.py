@@ -18,7 +18,9 @@ It does not know Jupyter or ZMQ, keeps no files, and believes nothing that it ca
 from __future__ import annotations
 
 import collections
+import contextlib
 import errno
+import fcntl
 import json
 import os
 import selectors
@@ -53,6 +55,11 @@ OUTPUT_LIMIT = 4 * MAX_DATA
 
 RETRY_INTERVAL = 0.01
 """Seconds between attempts to reach a kernel that does not listen yet."""
+
+PIPE_SIZES = {0: 1 << 18, 1: 1 << 19}
+"""Bytes of the pipes to and from the engine: larger ones save switches between processes."""
+
+_F_SETPIPE_SZ = 1031  # named in fcntl since Python 3.10
 
 _STATUS_FIELDS = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb", "NoNewPrivs", "Seccomp")
 
@@ -101,6 +108,10 @@ class Relay:
         """Serve until the host ends the connection or is not heard of any more."""
         os.set_blocking(self._source, False)
         os.set_blocking(self._sink, False)
+        for pipe, size in PIPE_SIZES.items():
+            # Not on what is no pipe, nor beyond the user's share of the system's limit.
+            with contextlib.suppress(OSError):
+                fcntl.fcntl(pipe, _F_SETPIPE_SZ, size)
         self._selector.register(self._source, selectors.EVENT_READ)
         while not self._ended:
             events = self._selector.select(self._timeout())

@@ -172,8 +172,11 @@ async def test_interrupts_work_as_messages_and_as_signals(make_manager: MakeMana
     client = await connect(manager)
     for mode in ("message", "signal"):
         manager.kernel_spec.interrupt_mode = mode
-        for code in ("import time\nfor i in range(600): time.sleep(0.1)", "!sleep 61"):
-            message_id = client.execute(f"print('go')\n{code}")
+        for code in (
+            "import time\nfor i in range(600): print('go', flush=True) or time.sleep(0.1)",
+            "!echo go; sleep 61",
+        ):
+            message_id = client.execute(code)
             while (await client.get_iopub_msg(timeout=20))["msg_type"] != "stream":
                 pass
             await manager.interrupt_kernel()
