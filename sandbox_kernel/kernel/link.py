@@ -96,11 +96,14 @@ class RelayReport:
         Its user id.
     status
         Capability sets, ``NoNewPrivs`` and ``Seccomp`` as the sandbox's kernel shows them.
+    routes
+        How many routes lead out of the sandbox.
     """
 
     python: str
     uid: int
     status: dict[str, str]
+    routes: int
 
 
 class RelayLink:
@@ -156,6 +159,7 @@ class RelayLink:
                 python=str(answer["python"]),
                 uid=int(answer["uid"]),
                 status={str(k): str(v) for k, v in answer["status"].items()},
+                routes=int(answer["routes"]),
             )
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise SandboxProtocolError("the relay's hello cannot be read") from error

@@ -189,6 +189,7 @@ class Relay:
             "uid": os.getuid(),
             "python": ".".join(map(str, sys.version_info[:3])),
             "status": own_status(),
+            "routes": own_routes(),
         }
         self._send(encode(HELLO, 0, json.dumps(answer).encode()))
 
@@ -363,6 +364,12 @@ def own_status() -> dict[str, str]:
     with open("/proc/self/status", encoding="ascii", errors="replace") as file:
         pairs = (line.split(":", 1) for line in file if ":" in line)
         return {name: value.strip() for name, value in pairs if name in _STATUS_FIELDS}
+
+
+def own_routes() -> int:
+    """Return how many routes lead out of the sandbox; with network ``none`` there is none."""
+    with open("/proc/net/route", encoding="ascii", errors="replace") as file:
+        return len(file.readlines()) - 1
 
 
 def main() -> None:

@@ -1,8 +1,7 @@
 """One kernel's life in one sandbox: sandbox, relay, channels and process held together.
 
-A session lives in the engine thread's loop. It starts the relay and the kernel side by side,
-since neither needs the other, and knows at any time whether the kernel runs and, when it does
-not, why. A restart replaces the process and keeps sandbox, relay and endpoints.
+A session lives in the engine thread's loop, and knows at any time whether the kernel runs and,
+when it does not, why. A restart replaces the process and keeps sandbox, relay and endpoints.
 """
 
 from __future__ import annotations
@@ -112,7 +111,11 @@ class KernelSession:
             async with asyncio.timeout(timeout):
                 await self._clear()
                 await self.channels.listen()
-                await self._start_both(order)
+                # The relay second: it is ready long before the kernel listens, and beside the
+                # kernel's own start it would only take processor time from that.
+                await self._start_process(order)
+                if self._relay is None:
+                    await self._start_relay()
                 await self._until_it_listens()
         except TimeoutError as error:
             if isinstance(error, SandboxError):
@@ -142,16 +145,6 @@ class KernelSession:
         if self.process is not None:
             await self.process.forget()
             self.process = None
-
-    async def _start_both(self, order: KernelOrder) -> None:
-        try:
-            async with asyncio.TaskGroup() as group:
-                if self._relay is None:
-                    group.create_task(self._start_relay())
-                group.create_task(self._start_process(order))
-        except* SandboxError as errors:
-            # The other one was cancelled for its sake; the first cause is what matters.
-            raise errors.exceptions[0] from None
 
     async def _start_process(self, order: KernelOrder) -> None:
         self._clean = False
@@ -278,6 +271,8 @@ def _check_report(report: RelayReport) -> None:
         wrong.append("system calls are not filtered")
     if report.uid != _CONTROL_UID:
         wrong.append(f"the relay runs as uid {report.uid}")
+    if report.routes:
+        wrong.append(f"{report.routes} routes lead out of it")
     if wrong:
         raise SandboxAttestationError(
             f"The sandbox is weaker than it was asked to be: {'; '.join(wrong)}"

@@ -43,7 +43,7 @@ class ScriptedRelay:
     def greet_back(self, frame: Frame) -> None:
         if frame.kind == wire.HELLO:
             nonce = json.loads(frame.payload)["nonce"]
-            answer = {"nonce": nonce, "python": "3.11", "uid": 10002, "status": {}}
+            answer = {"nonce": nonce, "python": "3.11", "uid": 10002, "status": {}, "routes": 0}
             self.say(wire.encode(wire.HELLO, 0, json.dumps(answer).encode()))
 
 
@@ -87,7 +87,11 @@ async def greeted() -> tuple[ScriptedRelay, RelayLink]:
         b"sh-5.2$ ",
         b"OCI runtime exec failed: exec failed: unable to start container process\r\n",
         wire.encode(wire.PONG, 0, bytes(8)),
-        wire.encode(wire.HELLO, 0, b'{"nonce": "guessed", "python": "3", "uid": 0, "status": {}}'),
+        wire.encode(
+            wire.HELLO,
+            0,
+            b'{"nonce": "guessed", "python": "3", "uid": 0, "status": {}, "routes": 0}',
+        ),
         wire.encode(wire.HELLO, 0, b"[" * 5000),
         wire.encode(wire.HELLO, 0, b'"text"'),
     ],
