@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from pathlib import Path
 from typing import Any
 
 from jupyter_client.asynchronous import AsyncKernelClient
@@ -133,9 +134,11 @@ async def test_a_flood_of_output_holds_up_no_interrupt(make_manager: MakeManager
     client.stop_channels()
 
 
-async def test_a_kernel_that_died_is_started_again_by_itself(kernel_name: str) -> None:
+async def test_a_kernel_that_died_is_started_again_by_itself(
+    kernel_name: str, tmp_path: Path
+) -> None:
     """K3, K4: with the manager that servers use."""
-    kernels = AsyncMultiKernelManager()
+    kernels = AsyncMultiKernelManager(connection_dir=str(tmp_path))
     kernel_id = await kernels.start_kernel(kernel_name=kernel_name)
     try:
         manager = kernels.get_kernel(kernel_id)
