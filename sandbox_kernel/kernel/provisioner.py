@@ -156,6 +156,7 @@ class SandboxProvisioner(KernelProvisionerBase):
         self._session: KernelSession | None = None
         self._pid = os.getpid()
         self._has_process = False
+        self._ran_before = False
         self._order: KernelOrder | None = None
         self._folder: PrivateFolder | None = None
         self._ports_cached = False
@@ -298,12 +299,13 @@ class SandboxProvisioner(KernelProvisionerBase):
             thread = EngineThread.current()
             await thread.call(functools.partial(self._launch, thread, endpoint, spec, self._order))
         except BaseException as error:
-            await self._discard_all()
+            # Clients of a kernel that ran before wait at its endpoints for the next attempt.
+            await self._discard_all(endpoints=not self._ran_before)
             self._forget_pending()
             if isinstance(error, SandboxError):
                 raise launch_error(error) from error
             raise
-        self._has_process = True
+        self._has_process = self._ran_before = True
         return self.connection_info
 
     async def _launch(
@@ -453,8 +455,8 @@ class SandboxProvisioner(KernelProvisionerBase):
         else:
             await self._discard_all()
 
-    async def _discard_all(self) -> None:
-        """Remove everything of this kernel, on the engine and on this machine."""
+    async def _discard_all(self, *, endpoints: bool = True) -> None:
+        """Remove everything of this kernel on the engine, and its endpoints on this machine."""
         try:
             if self._mine() is not None:
                 await self._hop(self._close_session)
@@ -462,10 +464,15 @@ class SandboxProvisioner(KernelProvisionerBase):
             self.log.warning("the sandbox will end by its lease: %s", error)
         finally:
             self._has_process = False
-            folder, self._folder = self._folder, None
-            if folder is not None:
-                folder.remove()
-            self._return_ports()
+            if endpoints:
+                self._release_endpoints()
+
+    def _release_endpoints(self) -> None:
+        self._ran_before = False
+        folder, self._folder = self._folder, None
+        if folder is not None:
+            folder.remove()
+        self._return_ports()
 
     async def _close_session(self) -> None:
         session, self._session = self._session, None

@@ -123,6 +123,25 @@ async def test_a_sandbox_removed_behind_our_back_is_noticed_and_a_restart_makes_
     client.stop_channels()
 
 
+async def test_a_restart_that_failed_can_be_tried_again_by_the_same_clients(
+    make_manager: MakeManager, engines: Engines
+) -> None:
+    """K3: the endpoints stay, since nobody tells the clients of new ones."""
+    manager = make_manager()
+    await manager.start_kernel()
+    client = await connect(manager)
+    image, manager.provisioner.image = manager.provisioner.image, "sandbox-test/none:latest"
+    engines.api.remove(sandbox_of(manager).id)
+    with pytest.raises(KernelLaunchError, match="sandbox-test/none"):
+        await manager.restart_kernel(now=True)
+    assert containers_of(engines, manager) == []
+    manager.provisioner.image = image
+    await manager.start_kernel()
+    await client.wait_for_ready(timeout=60)
+    assert await evaluate(client, "print(8)") == 8
+    client.stop_channels()
+
+
 async def test_shutdown_leaves_nothing_and_may_be_repeated(
     make_manager: MakeManager, engines: Engines
 ) -> None:
