@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import signal
 import time
 from collections.abc import Mapping
 
@@ -207,6 +208,10 @@ class KernelSession:
                 "sandbox %s: %s%s", self.sandbox.short_id, self.why_it_ended(), self._last_words()
             )
 
+    def _expect_its_end(self) -> None:
+        if self._mourner is not None:
+            self._mourner.cancel()
+
     def why_it_ended(self) -> str:
         """Return why the kernel does not run, in one sentence for people (K4)."""
         if self.sandbox.ended.done():
@@ -226,14 +231,15 @@ class KernelSession:
     async def send_signal(self, number: int) -> None:
         """Send a signal to the kernel's group; one that has ended is left alone."""
         if self.process is not None and self.usable:
+            if number == signal.SIGTERM:
+                self._expect_its_end()
             await self.process.send_signal(number)
 
     async def kill(self) -> None:
         """End the kernel and every process of its user, at once."""
         if self.process is None or self.sandbox.ended.done():
             return
-        if self._mourner is not None:
-            self._mourner.cancel()
+        self._expect_its_end()
         with contextlib.suppress(SandboxGoneError):
             outcome = await self.sandbox.kill_user_processes()
             self._clean = outcome == "processes"
