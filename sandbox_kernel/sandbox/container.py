@@ -67,9 +67,6 @@ ULIMITS: Final = {
 _DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _MOST_VOLUMES = 4
 
-HOSTS_LABEL = "io.sandbox-kernel-image.hosts"
-"""Label of an image that brings an /etc/hosts of its own; its value is ``file``."""
-
 # These change what programs load or run before they do what they were called for, also in the
 # control uid's processes. They are blanked whether or not the image sets them.
 _ALWAYS_BLANK = (
@@ -96,7 +93,6 @@ class ImageParts:
     volumes: tuple[str, ...]
     small_volumes: tuple[str, ...]
     health_times: Mapping[str, int]
-    own_hosts: bool
 
 
 def image_parts(image: ImageInfo, shown_as: str) -> ImageParts:
@@ -141,7 +137,6 @@ def image_parts(image: ImageInfo, shown_as: str) -> ImageParts:
             for key, value in (config.get("Healthcheck") or {}).items()
             if key != "Test" and isinstance(value, int)
         },
-        own_hosts=labels.get(HOSTS_LABEL) == "file",
     )
 
 
@@ -218,9 +213,6 @@ def container_body(
         "Entrypoint": [""],
         "Env": container_env(parts.env),
         "WorkingDir": "/",
-        # The engine's part in a network that is none is to write /etc/hosts, and it takes its
-        # time for it: more than half of a start. The namespace is as empty without.
-        "NetworkDisabled": spec.network == "none" and parts.own_hosts,
         "Hostname": "sandbox",
         "Domainname": "",
         "Labels": {**parts.labels, **labels},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -134,7 +135,13 @@ def test_a_server_says_why_a_kernel_cannot_start_and_still_ends(
 
         def address() -> str | None:
             found = re.search(r"http://127\.0\.0\.1:\d+/", (tmp_path / "server.log").read_text())
-            return found and found[0]
+            if found is None:
+                return None
+            # It is logged a moment before the server listens.
+            with contextlib.suppress(urllib.error.URLError):
+                urllib.request.urlopen(f"{found[0]}api", timeout=10).close()
+                return found[0]
+            return None
 
         url = wait_until(address, 60, "the server")
         request = urllib.request.Request(

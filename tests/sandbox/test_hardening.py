@@ -176,8 +176,10 @@ async def test_what_tells_about_the_machine_is_masked(sandbox: LiveSandbox) -> N
 async def test_there_is_no_network_but_loopback(sandbox: LiveSandbox) -> None:
     devices = (await sh(sandbox, "cat /proc/net/dev")).out.splitlines()[2:]
     assert [line.split(":")[0].strip() for line in devices] == ["lo"]
+    assert (await sh(sandbox, "cat /proc/net/route")).out.count("\n") == 1
     resolver = (await sh(sandbox, "grep nameserver /etc/resolv.conf")).out.split()
     assert resolver == ["nameserver", "192.0.2.1"]
+    assert "localhost" in (await sh(sandbox, "cat /etc/hosts")).out
 
 
 async def test_limits_are_what_was_asked_for(make_sandbox: MakeSandbox) -> None:
