@@ -207,14 +207,14 @@ class RelayLink:
             self._end(reason)
 
     async def _read_all(self) -> None:
-        for frame in self._early:
-            self._handle_checked(frame)
-        while (data := await self._read()) is not None:
-            try:
+        try:
+            for frame in self._early:
+                self._handle(frame)
+            while (data := await self._read()) is not None:
                 for frame in self._decoder.feed(data):
                     self._handle(frame)
-            except WireError as error:
-                raise SandboxProtocolError(f"the relay broke the protocol: {error}") from error
+        except WireError as error:
+            raise SandboxProtocolError(f"the relay broke the protocol: {error}") from error
 
     async def _read(self) -> bytes | None:
         while (chunk := await self._stream.read()) is not None:
@@ -224,12 +224,6 @@ class RelayLink:
             self._diagnostics += chunk.data
             del self._diagnostics[:-_KEPT_DIAGNOSTICS]
         return None
-
-    def _handle_checked(self, frame: Frame) -> None:
-        try:
-            self._handle(frame)
-        except WireError as error:
-            raise SandboxProtocolError(f"the relay broke the protocol: {error}") from error
 
     def _handle(self, frame: Frame) -> None:
         if frame.kind == wire.PONG:

@@ -14,7 +14,7 @@ from jupyter_client.manager import AsyncKernelManager
 
 from sandbox_kernel.engine.endpoint import Endpoint
 from sandbox_kernel.kernel.kernelspec import COMMAND, PROVISIONER
-from tests.engines import Engines, wait_until
+from tests.engines import Engines
 
 MakeManager = Callable[..., AsyncKernelManager]
 
@@ -87,8 +87,3 @@ async def evaluate(client: AsyncKernelClient, code: str) -> Any:
 def containers_of(engines: Engines, manager: AsyncKernelManager) -> list[dict[str, Any]]:
     """Return the containers of a manager's kernel, running or not."""
     return engines.api.containers(f"io.sandbox-kernel.kernel={manager.kernel_id}")
-
-
-def nothing_left(engines: Engines, manager: AsyncKernelManager) -> None:
-    """Check, for a moment's time, that a manager's kernel has left nothing on the engine."""
-    wait_until(lambda: not containers_of(engines, manager), what="the container's end")
