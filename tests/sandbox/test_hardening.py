@@ -15,6 +15,8 @@ from sandbox_kernel.sandbox.spec import SandboxSpec
 from tests.engines import busybox_archive
 from tests.sandbox.conftest import MakeSandbox, marks, python, run, sh
 
+ImportImage = Callable[[str, bytes, list[str]], str]
+
 MAIN = 7
 """The pid of the lease loop, which the engine's init starts first."""
 
@@ -147,8 +149,7 @@ async def test_mounts_are_exactly_those_of_a_sandbox(sandbox: LiveSandbox) -> No
     places = {p for p in options if not p.startswith(("/proc/", "/sys/"))}
     places -= {"/dev/console", "/sbin/docker-init", "/usr/sbin/docker-init"}
     assert places == {
-        *("/", "/proc", "/sys", "/dev", "/dev/pts", "/dev/shm", "/dev/mqueue"),
-        *("/etc/resolv.conf", "/etc/hostname", "/etc/hosts"),
+        *("/", "/proc", "/sys", "/dev", "/dev/pts", "/dev/shm", "/dev/mqueue", "/etc/hostname"),
         *("/workspace", "/tmp", "/home/sbx", "/run"),
     }
     writable = {p for p, flags in options.items() if "rw" in flags and "ro" not in flags}
@@ -177,6 +178,19 @@ async def test_there_is_no_network_but_loopback(sandbox: LiveSandbox) -> None:
     devices = (await sh(sandbox, "cat /proc/net/dev")).out.splitlines()[2:]
     assert [line.split(":")[0].strip() for line in devices] == ["lo"]
     assert (await sh(sandbox, "cat /proc/net/route")).out.count("\n") == 1
+    # Neither comes from the engine's machine.
+    assert (await sh(sandbox, "cat /etc/resolv.conf /etc/hosts")).out == ""
+    assert "127.0.0.1" in (await sh(sandbox, "getent ahosts localhost")).out
+
+
+async def test_an_image_that_needs_a_hosts_file_gets_one(
+    make_sandbox: MakeSandbox, imported_image: ImportImage
+) -> None:
+    """B2: only an image that says so gives `localhost` an address by itself."""
+    sandbox = await make_sandbox(image=imported_image("plain", busybox_archive(), []))
+    devices = (await sh(sandbox, "cat /proc/net/dev")).out.splitlines()[2:]
+    assert [line.split(":")[0].strip() for line in devices] == ["lo"]
+    assert (await sh(sandbox, "cat /proc/net/route")).out.count("\n") == 1
     resolver = (await sh(sandbox, "grep nameserver /etc/resolv.conf")).out.split()
     assert resolver == ["nameserver", "192.0.2.1"]
     assert "localhost" in (await sh(sandbox, "cat /etc/hosts")).out
@@ -198,9 +212,6 @@ async def test_limits_are_what_was_asked_for(make_sandbox: MakeSandbox) -> None:
         assert int(full.out) == size * mib, place
     # All of them full, a program still starts.
     assert (await sh(sandbox, "rm /tmp/f && echo fine")).out == "fine\n"
-
-
-ImportImage = Callable[[str, bytes, list[str]], str]
 
 
 @pytest.fixture
