@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Self
+from urllib.parse import quote
 
 import aiohttp
 from aiodocker import Docker, DockerError
@@ -499,6 +500,82 @@ class Engine:
         async with self.call("list volumes") as docker:
             answer = _object(await docker._query_json("volumes", params=params))
             return _list(answer.get("Volumes") or [])
+
+    # -- networks -----------------------------------------------------------------------------
+
+    async def create_network(self, body: Mapping[str, Any]) -> str:
+        """Create a network and return its id.
+
+        Parameters
+        ----------
+        body
+            The request as the engine's API defines it. A name is no key: an engine may hold
+            several networks of one name.
+
+        Raises
+        ------
+        SandboxConflictError
+            The engine found another network of that name, or of that bridge.
+        """
+        name = str(body.get("Name", ""))
+        async with self.call("create a network", Subject("network", name)) as docker:
+            try:
+                answer = await docker._query_json(
+                    "networks/create", "POST", data=json.dumps(dict(body))
+                )
+            except DockerError as error:
+                # Docker's word for a bridge that another network has.
+                if error.status == 403 and "conflicts with network" in error.message:
+                    raise SandboxConflictError(
+                        f"Another network of the engine has the name or the bridge of {name!r}"
+                    ) from error
+                raise
+            return str(_object(answer)["Id"])
+
+    async def inspect_network(self, network: str) -> dict[str, Any] | None:
+        """Return what the engine knows of a network, or `None` when there is none.
+
+        Parameters
+        ----------
+        network
+            Its id, or a name that only one network has.
+        """
+        async with self.call("inspect the network", Subject("network", network)) as docker:
+            try:
+                return _object(await docker._query_json(f"networks/{quote(network, safe='')}"))
+            except DockerError as error:
+                if error.status == 404:
+                    return None
+                raise
+
+    async def list_networks(self, name: str) -> list[dict[str, Any]]:
+        """List the networks of exactly this name."""
+        params = {"filters": json.dumps({"name": [name]})}
+        async with self.call("list networks") as docker:
+            found = _list(await docker._query_json("networks", params=params))
+        # The engine takes the filter as a part of the name.
+        return [network for network in found if network.get("Name") == name]
+
+    async def remove_network(self, network_id: str) -> None:
+        """Remove a network if it is there.
+
+        Raises
+        ------
+        SandboxConflictError
+            A container is connected to it.
+        """
+        async with self.call("remove the network", Subject("network", network_id)) as docker:
+            try:
+                response = await docker._do_query(f"networks/{network_id}", "DELETE")
+                await response.read()
+            except DockerError as error:
+                if error.status == 404:
+                    return
+                if error.status in {403, 409}:
+                    raise SandboxConflictError(
+                        f"The network {network_id[:12]!r} is in use by a container"
+                    ) from error
+                raise
 
 
 def _not_an_engine(error: BaseException, endpoint: Endpoint) -> BaseException:

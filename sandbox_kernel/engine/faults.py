@@ -62,7 +62,7 @@ RAISED_BY_CALLS = (
 class Subject:
     """What an engine call was about, for the text of its failure."""
 
-    kind: Literal["engine", "container", "exec", "image", "volume"] = "engine"
+    kind: Literal["engine", "container", "exec", "image", "network", "volume"] = "engine"
     name: str = ""
     #: Paths that the caller itself named and that may therefore be shown.
     own_paths: tuple[str, ...] = ()
