@@ -6,4 +6,104 @@ loading the magics stay cheap; the public names are resolved on first use.
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 __version__ = "0.1.0"
+
+__all__ = [
+    "BlockingProcess",
+    "BlockingSandbox",
+    "Chunk",
+    "CommandFailedError",
+    "CommandTimeoutError",
+    "EndReason",
+    "EngineSettings",
+    "Exit",
+    "Limits",
+    "RunResult",
+    "Sandbox",
+    "SandboxAttestationError",
+    "SandboxBuildError",
+    "SandboxConflictError",
+    "SandboxDiskFullError",
+    "SandboxEngineError",
+    "SandboxEngineTimeoutError",
+    "SandboxError",
+    "SandboxExecTimeoutError",
+    "SandboxFileNotFoundError",
+    "SandboxGoneError",
+    "SandboxImageMissingError",
+    "SandboxImageUnsuitableError",
+    "SandboxPausedError",
+    "SandboxProcess",
+    "SandboxProtocolError",
+    "SandboxRunError",
+    "SandboxSpec",
+    "SandboxSpecRejectedError",
+    "SandboxStartError",
+    "SandboxUnavailableError",
+    "SandboxUnknownOutcomeError",
+    "open_sandbox",
+]
+
+if TYPE_CHECKING:
+    from sandbox_kernel.config import EngineSettings
+    from sandbox_kernel.errors import (
+        SandboxAttestationError,
+        SandboxBuildError,
+        SandboxConflictError,
+        SandboxDiskFullError,
+        SandboxEngineError,
+        SandboxEngineTimeoutError,
+        SandboxError,
+        SandboxExecTimeoutError,
+        SandboxFileNotFoundError,
+        SandboxGoneError,
+        SandboxImageMissingError,
+        SandboxImageUnsuitableError,
+        SandboxPausedError,
+        SandboxProtocolError,
+        SandboxRunError,
+        SandboxSpecRejectedError,
+        SandboxStartError,
+        SandboxUnavailableError,
+        SandboxUnknownOutcomeError,
+    )
+    from sandbox_kernel.process.result import Chunk, CommandTimeoutError, Exit, RunResult
+    from sandbox_kernel.sandbox.blocking import BlockingProcess, BlockingSandbox, open_sandbox
+    from sandbox_kernel.sandbox.facade import Sandbox
+    from sandbox_kernel.sandbox.failure import CommandFailedError
+    from sandbox_kernel.sandbox.live import EndReason
+    from sandbox_kernel.sandbox.program import SandboxProcess
+    from sandbox_kernel.sandbox.spec import Limits, SandboxSpec
+
+# Where the names are; those that are not here are errors.
+_MODULES = {
+    "BlockingProcess": "sandbox.blocking",
+    "BlockingSandbox": "sandbox.blocking",
+    "Chunk": "process.result",
+    "CommandFailedError": "sandbox.failure",
+    "CommandTimeoutError": "process.result",
+    "EndReason": "sandbox.live",
+    "EngineSettings": "config",
+    "Exit": "process.result",
+    "Limits": "sandbox.spec",
+    "RunResult": "process.result",
+    "Sandbox": "sandbox.facade",
+    "SandboxProcess": "sandbox.program",
+    "SandboxSpec": "sandbox.spec",
+    "open_sandbox": "sandbox.blocking",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = import_module(f"{__name__}.{_MODULES.get(name, 'errors')}")
+    value = globals()[name] = getattr(module, name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

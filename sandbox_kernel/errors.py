@@ -131,6 +131,10 @@ class SandboxExecTimeoutError(SandboxError, TimeoutError):
     """A command was still running at its timeout and was stopped."""
 
 
+class SandboxRunError(SandboxError):
+    """A command failed whose caller had asked for an error then; it carries the result."""
+
+
 class SandboxUnknownOutcomeError(SandboxError):
     """The connection broke before the outcome was known; the command may still be running."""
 

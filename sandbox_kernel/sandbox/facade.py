@@ -1,0 +1,610 @@
+"""`Sandbox`: what people use from Python (C1, C4, W21).
+
+It may be used from any event loop, and from several, one after the other: what it stands for lives
+in the loop of the engine thread, and each method hops there. What does not say that it runs in the
+engine's loop only reads. The blocking twin is in `blocking`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import functools
+import logging
+import os
+import warnings
+import weakref
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Final, NoReturn, Self, TypeVar
+
+from sandbox_kernel.config import EngineSettings, engine_settings
+from sandbox_kernel.engine.client import Engine
+from sandbox_kernel.engine.endpoint import Endpoint, resolve_endpoint
+from sandbox_kernel.engine.images import PullPolicy, ensure_image
+from sandbox_kernel.engine.thread import EngineThread
+from sandbox_kernel.errors import (
+    SandboxError,
+    SandboxGoneError,
+    SandboxSpecRejectedError,
+    SandboxUnknownOutcomeError,
+)
+from sandbox_kernel.process.command import OUTPUT_LIMIT, Process
+from sandbox_kernel.process.command import start as start_process
+from sandbox_kernel.process.result import RunResult
+from sandbox_kernel.process.run import CAPTURE_LIMIT, TIMEOUT
+from sandbox_kernel.process.run import run as run_process
+from sandbox_kernel.sandbox.failure import CommandFailedError
+from sandbox_kernel.sandbox.home import CallersLoop, Home
+from sandbox_kernel.sandbox.live import CODE_USER, EndReason, KillOutcome, LiveSandbox
+from sandbox_kernel.sandbox.opening import Opening
+from sandbox_kernel.sandbox.owner import current_owner
+from sandbox_kernel.sandbox.program import SandboxProcess
+from sandbox_kernel.sandbox.request import (
+    MAX_TIMEOUT,
+    CommandRequest,
+    check_bytes,
+    check_command,
+    check_limit,
+    to_bytes,
+)
+from sandbox_kernel.sandbox.spec import Limits, SandboxSpec
+
+__all__ = ["Sandbox", "SandboxState"]
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_REASON_PATIENCE: Final = 1.0
+_SETTLE_PATIENCE: Final = 2.0
+_LONGEST_LIFE: Final = 10 * 365 * 86400.0
+
+
+class SandboxState:
+    """What can be asked of a sandbox without waiting; the same for both twins."""
+
+    _live: LiveSandbox
+
+    @property
+    def id(self) -> str:
+        """What the engine calls the container."""
+        return self._live.id
+
+    @property
+    def name(self) -> str:
+        """The container's name on the engine."""
+        return self._live.name
+
+    @property
+    def spec(self) -> SandboxSpec:
+        """What was asked for."""
+        return self._live.spec
+
+    @property
+    def limits(self) -> Limits:
+        """What that came to on the engine's machine."""
+        return self._live.limits
+
+    @property
+    def ended(self) -> EndReason | None:
+        """Why the sandbox has ended, or `None` while it runs."""
+        ended = self._live.ended
+        return ended.result() if ended.done() else None
+
+    def __repr__(self) -> str:
+        state = "running" if self.ended is None else self.ended.kind
+        return f"<{type(self).__name__} {self.name} {state}>"
+
+
+class Sandbox(SandboxState):
+    """A hardened container in which commands run; made by `create`, ended by `destroy`.
+
+    Everything that runs in it runs as the unprivileged user of the sandbox, in ``/workspace``
+    unless said otherwise. Any number of commands may run at the same time.
+
+    Examples
+    --------
+    >>> async with Sandbox.create(SandboxSpec(mem_limit=512 * 2**20)) as sandbox:
+    ...     result = await sandbox.run(["python3", "-c", "print(6 * 7)"])
+    ...     print(result.stdout_text)
+    42
+    <BLANKLINE>
+    """
+
+    def __init__(
+        self, live: LiveSandbox, home: Home, max_timeout: float, withdraw: Callable[[], None]
+    ) -> None:
+        self._live = live
+        self._home = home
+        self._max_timeout = max_timeout
+        self._pid = os.getpid()
+        self._processes: set[Process] = set()
+        self._end = functools.partial(_end, live, self._processes, withdraw)
+        # A notebook's cell that is run again drops the sandbox of the first time.
+        self._dropped = weakref.finalize(
+            self, _dropped, asyncio.get_running_loop(), self._pid, live, self._end
+        )
+        self._dropped.atexit = False
+
+    # -- making and ending --------------------------------------------------------------------
+
+    @classmethod
+    def create(
+        cls,
+        spec: SandboxSpec | None = None,
+        *,
+        engine: str | EngineSettings | Engine | None = None,
+        owner: str | None = None,
+        pull_policy: PullPolicy = "never",
+        max_timeout: float = MAX_TIMEOUT,
+    ) -> Opening[Sandbox]:
+        """Make a sandbox.
+
+        ``async with Sandbox.create(…) as sandbox`` destroys it at the end of the block;
+        ``sandbox = await Sandbox.create(…)`` leaves that to the caller. One that nobody destroyed
+        ends when the last reference to it goes, or with this process, however that ends.
+
+        Parameters
+        ----------
+        spec
+            What is wanted; by default the image of `jupyter sandbox build` with its defaults.
+        engine
+            The engine. By default the one that ``SANDBOX_DOCKER_HOST`` names, else what the
+            docker command would use. A text is an address such as ``tcp://engine:2376`` that
+            takes the place of ``SANDBOX_DOCKER_HOST``; settings take the place of the whole
+            environment group. An open `Engine` is used in the running loop, without a thread.
+        owner
+            Whose it is; by default this process's user.
+        pull_policy
+            When to pull the image: ``never``, ``missing`` or ``always``.
+        max_timeout
+            The longest timeout in seconds that a command may ask for.
+
+        Returns
+        -------
+        Opening
+            To be awaited or entered; until then nothing is done.
+
+        Raises
+        ------
+        SandboxSpecRejectedError
+            Something that was asked for cannot be had; nothing was created.
+        SandboxUnavailableError
+            There is no usable engine.
+        SandboxImageMissingError, SandboxImageUnsuitableError
+            The image is not there, or no sandbox can be made from it.
+        SandboxAttestationError
+            The engine made something else than what was asked for; it was removed.
+
+        Examples
+        --------
+        >>> sandbox = await Sandbox.create()
+        >>> try:
+        ...     print((await sandbox.shell("id -u")).stdout_text)
+        ... finally:
+        ...     await sandbox.destroy()
+        10001
+        <BLANKLINE>
+        """
+        if spec is None:
+            spec = SandboxSpec()
+        if not isinstance(spec, SandboxSpec):
+            _refuse("spec", None, f"this is {type(spec).__name__}", "Give a SandboxSpec.")
+        if pull_policy not in ("never", "missing", "always"):
+            remedy = "Use 'never', 'missing' or 'always'."
+            _refuse("pull_policy", pull_policy, "there is no such policy", remedy)
+        if check_limit("max_timeout", max_timeout, _LONGEST_LIFE) is None:
+            _refuse("max_timeout", None, "this must be a number", "A timeout of None needs none.")
+        if owner is None:
+            owner = current_owner()
+        place = engine if isinstance(engine, Engine) else _endpoint(engine)
+        return Opening(
+            functools.partial(_open, cls, spec, place, owner, pull_policy, float(max_timeout))
+        )
+
+    async def destroy(self) -> None:
+        """End the sandbox with all that runs in it, and remove everything of it. Idempotent.
+
+        Raises
+        ------
+        SandboxError
+            The engine could not be reached or did not do it in time. The sandbox then ends by
+            itself, since its lease is no longer renewed.
+
+        Examples
+        --------
+        >>> await sandbox.destroy()
+        >>> sandbox.ended.text
+        'The sandbox was removed by its owner.'
+        """
+        self._dropped.detach()
+        await self._hop(self._end)
+
+    async def wait(self) -> EndReason:
+        """Wait until the sandbox has ended, for whatever reason.
+
+        Examples
+        --------
+        >>> await sandbox.destroy()
+        >>> (await sandbox.wait()).kind
+        'removed'
+        """
+
+        async def ended() -> EndReason:
+            return await asyncio.shield(self._live.ended)
+
+        return await self._hop(ended)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            await self.destroy()
+        except SandboxError as trouble:
+            if error is None:
+                raise
+            error.add_note(f"Clearing up after it failed too: {trouble}")
+
+    # -- commands -----------------------------------------------------------------------------
+
+    async def run(
+        self,
+        argv: Sequence[str],
+        *,
+        timeout: float | None = TIMEOUT,
+        idle_timeout: float | None = None,
+        stdin: bytes | str = b"",
+        env: Mapping[str, str] | None = None,
+        cwd: str | os.PathLike[str] = "",
+        capture_limit: int = CAPTURE_LIMIT,
+        output_limit: int = OUTPUT_LIMIT,
+        check: bool = False,
+    ) -> RunResult:
+        r"""Run a program to its end.
+
+        When this is cancelled, the program and everything that it started has been stopped.
+
+        Parameters
+        ----------
+        argv
+            The program and its arguments; no shell is involved.
+        timeout
+            Seconds after which it is stopped; `None` for no end.
+        idle_timeout
+            Seconds without output after which it is stopped.
+        stdin
+            Its whole input; text is encoded as UTF-8.
+        env
+            Variables besides those of the spec. They show nowhere on the engine.
+        cwd
+            The working directory; a relative one lies in ``/workspace``.
+        capture_limit
+            Bytes kept of each stream, half of them its beginning and half its end.
+        output_limit
+            Bytes of output after which it is stopped.
+        check
+            Raise an error when it does not end with code 0.
+
+        Raises
+        ------
+        SandboxSpecRejectedError
+            Something that was asked for cannot be done; nothing was started.
+        SandboxExecTimeoutError
+            It was still running at its timeout and was stopped; also a `TimeoutError`.
+        SandboxRunError
+            With `check`: it failed. The error carries the result.
+        SandboxStartError
+            It could not be started, for example since there is no such program.
+        SandboxGoneError
+            The sandbox has ended, and why.
+        SandboxUnknownOutcomeError
+            The connection broke; it may still be running.
+
+        Examples
+        --------
+        >>> result = await sandbox.run(["sort", "-n"], stdin="10\n9\n", timeout=10)
+        >>> result.returncode, result.stdout
+        (0, b'9\n10\n')
+        """
+        request = self._check(argv, env, cwd, timeout, idle_timeout)
+        work = functools.partial(
+            self._run,
+            request,
+            to_bytes("stdin", stdin),
+            check_bytes("capture_limit", capture_limit),
+            check_bytes("output_limit", output_limit),
+        )
+        result = await self._hop(work)
+        if check and not (result.returncode == 0 and result.reason == "finished"):
+            raise CommandFailedError(request.argv[0], result)
+        return result
+
+    async def shell(
+        self,
+        text: str,
+        *,
+        timeout: float | None = TIMEOUT,
+        idle_timeout: float | None = None,
+        stdin: bytes | str = b"",
+        env: Mapping[str, str] | None = None,
+        cwd: str | os.PathLike[str] = "",
+        capture_limit: int = CAPTURE_LIMIT,
+        output_limit: int = OUTPUT_LIMIT,
+        check: bool = False,
+    ) -> RunResult:
+        r"""Run a command line with the sandbox's ``sh``; otherwise like `run`.
+
+        To hand over a value, use `env` or `stdin`: what is pasted into the text is run.
+
+        Examples
+        --------
+        >>> result = await sandbox.shell('printf %s "$WHO" | wc -c', env={"WHO": "you & me"})
+        >>> result.stdout_text
+        '8\n'
+        """
+        if not isinstance(text, str):
+            kind = type(text).__name__
+            _refuse("text", None, f"this is {kind}", "Give text; run(argv) takes a list of words.")
+        return await self.run(
+            ["sh", "-c", text],
+            timeout=timeout,
+            idle_timeout=idle_timeout,
+            stdin=stdin,
+            env=env,
+            cwd=cwd,
+            capture_limit=capture_limit,
+            output_limit=output_limit,
+            check=check,
+        )
+
+    def start(
+        self,
+        argv: Sequence[str],
+        *,
+        timeout: float | None = TIMEOUT,
+        idle_timeout: float | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str | os.PathLike[str] = "",
+        output_limit: int = OUTPUT_LIMIT,
+    ) -> Opening[SandboxProcess]:
+        """Start a program to talk to while it runs; the parameters are those of `run`.
+
+        Leaving the block stops the program when it still runs. Output that is not read waits,
+        in a file when there is much of it, and delays neither this program nor others.
+
+        Returns
+        -------
+        Opening
+            To be awaited or entered; until then nothing is started.
+
+        Examples
+        --------
+        >>> async with sandbox.start(["cat"], timeout=None) as process:
+        ...     await process.write("hello")
+        ...     await process.end_input()
+        ...     async for chunk in process.output:
+        ...         print(chunk)
+        Chunk(stream=1, data=b'hello')
+        Exit(code=0, reason='finished', held=False)
+        """
+        request = self._check(argv, env, cwd, timeout, idle_timeout)
+        limit = check_bytes("output_limit", output_limit)
+
+        async def make() -> SandboxProcess:
+            return await self._hop(self._start, request, limit, discard=SandboxProcess.close)
+
+        return Opening(make)
+
+    async def kill(self) -> KillOutcome:
+        """End everything that runs in the sandbox as the user's code, whatever it does against it.
+
+        Returns
+        -------
+        KillOutcome
+            ``processes`` when that was enough, and the sandbox goes on; ``container`` when it
+            could only be done by ending the sandbox.
+
+        Examples
+        --------
+        >>> (await sandbox.shell("setsid sleep 1000 >/dev/null 2>&1 &")).returncode
+        0
+        >>> await sandbox.kill()
+        'processes'
+        """
+        return await self._hop(self._kill)
+
+    # -- the engine's side --------------------------------------------------------------------
+
+    def _check(
+        self,
+        argv: Sequence[str],
+        env: Mapping[str, str] | None,
+        cwd: str | os.PathLike[str],
+        timeout: float | None,
+        idle_timeout: float | None,
+    ) -> CommandRequest:
+        if idle_timeout is not None:
+            _refuse("idle_timeout", idle_timeout, "this is not there yet", "Use timeout.")
+        return check_command(
+            argv,
+            env=env,
+            defaults=self.spec.environment,
+            cwd=cwd,
+            timeout=timeout,
+            idle_timeout=idle_timeout,
+            max_timeout=self._max_timeout,
+        )
+
+    async def _hop(
+        self,
+        work: Callable[..., Coroutine[Any, Any, T]],
+        *args: Any,
+        discard: Callable[[T], Awaitable[object]] | None = None,
+    ) -> T:
+        if os.getpid() != self._pid:
+            raise SandboxGoneError(
+                "This sandbox belongs to the process that this one was forked from; make another"
+            )
+        return await self._home.call(work, *args, discard=discard)
+
+    async def _explained_hop(self, work: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
+        async def explained() -> T:
+            async with self._explaining():
+                return await work(*args)
+
+        return await self._hop(explained)
+
+    async def _run(
+        self, request: CommandRequest, stdin: bytes, capture_limit: int, output_limit: int
+    ) -> RunResult:
+        """Run a command; runs in the engine's loop."""
+        self._be_running()
+        async with self._explaining():
+            return await run_process(
+                self._live.engine,
+                self._live.id,
+                request.argv,
+                user=CODE_USER,
+                env=request.env,
+                cwd=request.cwd,
+                stdin=stdin,
+                timeout=request.timeout,
+                capture_limit=capture_limit,
+                output_limit=output_limit,
+            )
+
+    async def _start(self, request: CommandRequest, output_limit: int) -> SandboxProcess:
+        """Start a command; runs in the engine's loop."""
+        self._be_running()
+        async with self._explaining():
+            process = await start_process(
+                self._live.engine,
+                self._live.id,
+                request.argv,
+                user=CODE_USER,
+                env=request.env,
+                cwd=request.cwd,
+                timeout=request.timeout,
+                output_limit=output_limit,
+            )
+        self._processes.add(process)
+        return SandboxProcess(process, self.name, self._explained_hop, self._processes.discard)
+
+    async def _kill(self) -> KillOutcome:
+        """End the user's processes; runs in the engine's loop."""
+        self._be_running()
+        async with self._explaining():
+            return await self._live.kill_user_processes()
+
+    def _be_running(self) -> None:
+        if (ended := self.ended) is not None:
+            raise SandboxGoneError(ended.text)
+
+    @contextlib.asynccontextmanager
+    async def _explaining(self) -> AsyncIterator[None]:
+        """Make an error say why the sandbox has ended, where it has; in the engine's loop."""
+        ended = self._live.ended
+        try:
+            yield
+        except (SandboxGoneError, SandboxUnknownOutcomeError) as error:
+            # The news of the end can be a moment behind.
+            await asyncio.wait({ended}, timeout=_REASON_PATIENCE)
+            if not ended.done():
+                raise
+            reason = ended.result()
+            if reason.kind == "engine-lost" and isinstance(error, SandboxUnknownOutcomeError):
+                error.add_note(reason.text)
+                raise
+            raise SandboxGoneError(reason.text) from error
+
+
+async def _open(
+    cls: type[Sandbox],
+    spec: SandboxSpec,
+    place: Endpoint | Engine,
+    owner: str,
+    pull_policy: PullPolicy,
+    max_timeout: float,
+) -> Sandbox:
+    """Make a sandbox, in the caller's loop with an open engine and else in the engine thread's."""
+    thread = EngineThread.current()
+    home: Home = CallersLoop() if isinstance(place, Engine) else thread
+
+    async def make() -> Sandbox:
+        engine = place if isinstance(place, Engine) else await thread.engine(place)
+        await ensure_image(engine, spec.image, pull_policy)
+        live = await LiveSandbox.create(engine, spec, owner=owner)
+        return cls(live, home, max_timeout, home.at_exit(live.destroy))
+
+    return await home.call(make, discard=cls.destroy)
+
+
+async def _end(live: LiveSandbox, processes: set[Process], withdraw: Callable[[], None]) -> None:
+    """Destroy a sandbox and let go of what ran in it; runs in the engine's loop."""
+    try:
+        await live.destroy()
+    finally:
+        withdraw()
+        await asyncio.gather(*(_settle(process) for process in tuple(processes)))
+
+
+async def _settle(process: Process) -> None:
+    """Let a process whose sandbox has gone come to its end, and let go of it."""
+    with contextlib.suppress(SandboxError, TimeoutError):
+        async with asyncio.timeout(_SETTLE_PATIENCE):
+            await process.wait()
+    await process.close()
+
+
+def _dropped(
+    loop: asyncio.AbstractEventLoop,
+    pid: int,
+    live: LiveSandbox,
+    end: Callable[[], Coroutine[Any, Any, None]],
+) -> None:
+    """End a sandbox that nobody refers to any more; called by the garbage collector."""
+    if os.getpid() != pid:
+        return
+    # RuntimeError: its loop was closed, and with that its lease has ended.
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(_end_dropped, end)
+    if not live.ended.done():
+        warnings.warn(f"the sandbox {live.name} was not destroyed", ResourceWarning, stacklevel=2)
+
+
+_ending: set[asyncio.Task[None]] = set()
+
+
+def _end_dropped(end: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    task = asyncio.ensure_future(end())
+    _ending.add(task)
+    task.add_done_callback(_ended_dropped)
+
+
+def _ended_dropped(task: asyncio.Task[None]) -> None:
+    _ending.discard(task)
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.warning("a sandbox that was dropped will end by its lease: %s", error)
+
+
+def _endpoint(engine: str | EngineSettings | None) -> Endpoint:
+    """Choose the engine as the provisioner does."""
+    if isinstance(engine, EngineSettings):
+        return resolve_endpoint(engine)
+    if engine is not None and not isinstance(engine, str):
+        remedy = "Give an address, EngineSettings or an open Engine."
+        _refuse("engine", None, f"this is {type(engine).__name__}", remedy)
+    settings = engine_settings()
+    return resolve_endpoint(dataclasses.replace(settings, host=engine) if engine else settings)
+
+
+def _refuse(setting: str, value: object, reason: str, remedy: str) -> NoReturn:
+    raise SandboxSpecRejectedError(setting, value, reason, remedy)

@@ -1,0 +1,173 @@
+"""A command as a caller asks for it, checked before anything is done (C1, C4, F2).
+
+What a value means in the sandbox is settled here: a relative working directory lies in the
+workspace, text is UTF-8. Errors never show an argument or a value of a variable.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import posixpath
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final, NoReturn
+
+from sandbox_kernel.errors import SandboxSpecRejectedError
+from sandbox_kernel.sandbox.container import WORKSPACE
+
+__all__ = [
+    "MAX_TIMEOUT",
+    "CommandRequest",
+    "check_bytes",
+    "check_command",
+    "check_limit",
+    "to_bytes",
+]
+
+MAX_TIMEOUT: Final = 3600.0
+"""The longest timeout of a command in seconds, unless the sandbox was made with another one."""
+
+_MOST_BYTES: Final = 1 << 40
+
+
+@dataclass(frozen=True, slots=True)
+class CommandRequest:
+    """A command that can be started as it is.
+
+    Parameters
+    ----------
+    argv
+        The program and its arguments.
+    env
+        Variables besides the container's own.
+    cwd
+        The working directory, absolute.
+    timeout, idle_timeout
+        In seconds; `None` for none.
+    """
+
+    argv: tuple[str, ...] = field(repr=False)
+    env: Mapping[str, str] = field(repr=False)
+    cwd: str
+    timeout: float | None
+    idle_timeout: float | None
+
+
+def check_command(
+    argv: Sequence[str],
+    *,
+    env: Mapping[str, str] | None,
+    defaults: Mapping[str, str],
+    cwd: str | os.PathLike[str],
+    timeout: float | None,
+    idle_timeout: float | None,
+    max_timeout: float = MAX_TIMEOUT,
+) -> CommandRequest:
+    """Check what a caller asks for.
+
+    Parameters
+    ----------
+    argv, env, cwd, timeout, idle_timeout
+        As given to `Sandbox.run`.
+    defaults
+        Variables that `env` adds to.
+    max_timeout
+        The longest timeout that is allowed.
+
+    Raises
+    ------
+    SandboxSpecRejectedError
+        Something of it cannot be done.
+    """
+    return CommandRequest(
+        _words(argv),
+        MappingProxyType({**defaults, **_variables(env)}),
+        _directory(cwd),
+        check_limit("timeout", timeout, max_timeout),
+        check_limit("idle_timeout", idle_timeout, max_timeout),
+    )
+
+
+def check_limit(setting: str, value: float | None, most: float) -> float | None:
+    """Check a number that must be above zero and at most something, or `None`."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
+        _refuse(setting, value, "this is not a number", f"Use more than 0 and at most {most:g}.")
+    if not 0 < value <= most:
+        remedy = f"Use more than 0 and at most {most:g}"
+        if setting == "timeout":
+            remedy += ", None for no timeout, or make the sandbox with another max_timeout"
+        _refuse(setting, value, "this is out of range", f"{remedy}.")
+    return value
+
+
+def check_bytes(setting: str, value: int) -> int:
+    """Check an amount of bytes that must be above zero."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= _MOST_BYTES:
+        _refuse(setting, value, "this is not an amount of bytes", "Use a whole number above 0.")
+    return value
+
+
+def to_bytes(setting: str, data: bytes | str) -> bytes:
+    """Return input for a command; text is encoded as UTF-8."""
+    if isinstance(data, str):
+        return data.encode("utf-8", "surrogateescape")
+    if isinstance(data, bytes | bytearray | memoryview):
+        return bytes(data)
+    _refuse(setting, None, f"this is {type(data).__name__}", "Give bytes, or text.")
+
+
+def _words(argv: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(argv, str | bytes):
+        _refuse(
+            "argv",
+            None,
+            "this is one text and not a list of words",
+            "Use shell(text) for a shell's command line, or a list: ['ls', '-l'].",
+        )
+    words = tuple(argv) if isinstance(argv, Sequence) else ()
+    if not words or not words[0]:
+        _refuse("argv", None, "this names no program", "Give a list: ['ls', '-l'].")
+    for number, word in enumerate(words):
+        if not isinstance(word, str):
+            kind = type(word).__name__
+            _refuse(f"argv[{number}]", None, f"this is {kind}", "Make every word a string.")
+        _no_nul(f"argv[{number}]", word)
+    return words
+
+
+def _variables(env: Mapping[str, str] | None) -> Mapping[str, str]:
+    if env is None:
+        return {}
+    items = list(env.items()) if isinstance(env, Mapping) else None
+    if items is None or not all(isinstance(k, str) and isinstance(v, str) for k, v in items):
+        _refuse("env", None, "this must map names to texts", "Make every value a string.")
+    for name, value in items:
+        _no_nul(f"env[{name!r}]", value)
+    return dict(items)
+
+
+def _directory(cwd: str | os.PathLike[str]) -> str:
+    place = os.fspath(cwd) if isinstance(cwd, str | os.PathLike) else None
+    if not isinstance(place, str):
+        _refuse("cwd", None, f"this is {type(cwd).__name__}", "Give a path.")
+    _no_nul("cwd", place)
+    if place.startswith("/"):
+        return place
+    within = posixpath.normpath(place or ".")
+    if within == ".." or within.startswith("../"):
+        reason = f"this leads out of {WORKSPACE}, under which a relative path lies"
+        _refuse("cwd", place, reason, "Give a path below it, or an absolute one.")
+    return posixpath.normpath(posixpath.join(WORKSPACE, within))
+
+
+def _no_nul(setting: str, text: str) -> None:
+    if "\0" in text:
+        _refuse(setting, None, "it holds a NUL character", "Remove it; input may hold any byte.")
+
+
+def _refuse(setting: str, value: object, reason: str, remedy: str) -> NoReturn:
+    raise SandboxSpecRejectedError(setting, value, reason, remedy)
