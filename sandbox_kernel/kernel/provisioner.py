@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import getpass
 import os
 import re
 import signal
@@ -37,6 +36,7 @@ from sandbox_kernel.kernel.session import KERNEL_PORTS, KernelSession
 from sandbox_kernel.kernel.wire import CHANNELS
 from sandbox_kernel.kernel.zmtp import ZmtpLimits
 from sandbox_kernel.sandbox import labels as names
+from sandbox_kernel.sandbox.owner import current_owner
 from sandbox_kernel.sandbox.spec import SandboxSpec, parse_memory
 
 T = TypeVar("T")
@@ -325,7 +325,7 @@ class SandboxProvisioner(KernelProvisionerBase):
         session = await KernelSession.open(
             engine,
             spec,
-            owner=_owner(),
+            owner=current_owner(),
             labels={names.KERNEL: ascii(self.kernel_id)[1:-1][:_KEPT_ID]},
             addresses=self._addresses(),
             limits=ZmtpLimits(self.max_message_bytes, self.max_message_parts),
@@ -535,14 +535,3 @@ class SandboxProvisioner(KernelProvisionerBase):
     @staticmethod
     async def _hop(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         return await EngineThread.current().call(work)
-
-
-def _owner() -> str:
-    """Return whose kernel this is: the hub's word where there is a hub, else the user."""
-    hub = os.environ.get("JUPYTERHUB_USER")
-    if hub:
-        return hub
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return str(os.getuid()) if hasattr(os, "getuid") else "unknown"
