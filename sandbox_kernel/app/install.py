@@ -8,6 +8,7 @@ from typing import Any
 
 from traitlets import Bool, Float, Integer, List, Unicode
 
+from sandbox_kernel.amounts import parse_memory
 from sandbox_kernel.app.command import ENGINE_ALIASES, ENGINE_FLAGS, SandboxCommand
 from sandbox_kernel.engine.images import DEFAULT_IMAGE, ImageInfo, image_present
 from sandbox_kernel.engine.thread import EngineThread
@@ -19,7 +20,7 @@ from sandbox_kernel.kernel.kernelspec import (
     default_location,
     install_kernelspec,
 )
-from sandbox_kernel.sandbox.spec import SandboxSpec, parse_memory
+from sandbox_kernel.sandbox.spec import SandboxSpec
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 

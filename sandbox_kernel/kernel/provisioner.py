@@ -23,6 +23,7 @@ from jupyter_client.connect import KernelConnectionInfo, LocalPortCache
 from jupyter_client.provisioning.provisioner_base import KernelProvisionerBase
 from traitlets import Bool, CaselessStrEnum, Dict, Float, Integer, List, Unicode, Union
 
+from sandbox_kernel.amounts import parse_memory
 from sandbox_kernel.config import EngineSettings, engine_settings
 from sandbox_kernel.engine.endpoint import Endpoint, resolve_endpoint
 from sandbox_kernel.engine.images import DEFAULT_IMAGE, ensure_image
@@ -37,7 +38,7 @@ from sandbox_kernel.kernel.wire import CHANNELS
 from sandbox_kernel.kernel.zmtp import ZmtpLimits
 from sandbox_kernel.sandbox import labels as names
 from sandbox_kernel.sandbox.owner import current_owner
-from sandbox_kernel.sandbox.spec import SandboxSpec, parse_memory
+from sandbox_kernel.sandbox.spec import SandboxSpec
 
 T = TypeVar("T")
 
