@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from sandbox_kernel.errors import SandboxAttestationError
+from sandbox_kernel.sandbox.network import SharedNetwork
 
 CAPABILITIES: Final = frozenset(
     """
@@ -28,7 +29,10 @@ _SHOWN = 160
 
 
 def attest(
-    body: Mapping[str, Any], inspected: Mapping[str, Any], warnings: Sequence[str] = ()
+    body: Mapping[str, Any],
+    inspected: Mapping[str, Any],
+    warnings: Sequence[str] = (),
+    network: SharedNetwork | None = None,
 ) -> None:
     """Refuse a container that is not exactly what was asked for.
 
@@ -40,6 +44,8 @@ def attest(
         The engine's account of the container, which was not started yet.
     warnings
         What the engine remarked at its creation. Each one says that it will not do something.
+    network
+        The network that the request names by its id, where it has one.
 
     Raises
     ------
@@ -48,7 +54,7 @@ def attest(
     """
     found = [f"the engine warned: {warning.strip()}" for warning in warnings]
     try:
-        found += differences(body, inspected)
+        found += differences(body, inspected, network)
     except (TypeError, ValueError, LookupError, AttributeError) as error:
         raise SandboxAttestationError(
             "The engine describes the container in a way that cannot be understood, so it was "
@@ -61,13 +67,16 @@ def attest(
         )
 
 
-def differences(body: Mapping[str, Any], inspected: Mapping[str, Any]) -> list[str]:
+def differences(
+    body: Mapping[str, Any], inspected: Mapping[str, Any], network: SharedNetwork | None = None
+) -> list[str]:
     """List where the engine's account differs from the request."""
     wanted = {key: value for key, value in body.items() if key != "HostConfig"}
     found = _compare("", wanted, inspected.get("Config") or {})
     host = inspected.get("HostConfig") or {}
     found += _compare("HostConfig.", body["HostConfig"], host)
     found += _compare_state(body, inspected)
+    found += _compare_networks(body, inspected, network)
     return found
 
 
@@ -93,7 +102,6 @@ def _compare_state(body: Mapping[str, Any], inspected: Mapping[str, Any]) -> lis
         (m.get("Type"), m.get("Destination"), m.get("RW"), m.get("Driver"))
         for m in inspected.get("Mounts") or ()
     ]
-    networks = (inspected.get("NetworkSettings") or {}).get("Networks") or {}
     state = inspected.get("State") or {}
     wanted_mounts = [(m["Type"], m["Target"], not m["ReadOnly"], "local") for m in host["Mounts"]]
     command = [inspected.get("Path"), *(inspected.get("Args") or ())]
@@ -101,7 +109,6 @@ def _compare_state(body: Mapping[str, Any], inspected: Mapping[str, Any]) -> lis
         ("the image", _image(inspected.get("Image")), _image(body["Image"])),
         ("the command", command, list(body["Cmd"])),
         ("the list of mounts", mounts, wanted_mounts),
-        ("the list of networks", sorted(set(networks) - {host["NetworkMode"]}), []),
         ("whether it runs", bool(state.get("Running")), False),
         ("being unconfined", inspected.get("AppArmorProfile") == "unconfined", False),
     )
@@ -110,6 +117,33 @@ def _compare_state(body: Mapping[str, Any], inspected: Mapping[str, Any]) -> lis
         for name, given, asked in facts
         if given != asked
     ]
+
+
+def _compare_networks(
+    body: Mapping[str, Any], inspected: Mapping[str, Any], network: SharedNetwork | None
+) -> list[str]:
+    """Compare what the container is connected to, and how.
+
+    An engine lists a network that was asked for by its id under its name, or under the id.
+    """
+    asked = body["HostConfig"]["NetworkMode"]
+    names = {asked} if network is None else {network.id, network.name}
+    ids = {None, ""} if network is None else {None, "", network.id}
+    given = (inspected.get("NetworkSettings") or {}).get("Networks") or {}
+    found = []
+    if network is not None and asked != network.id:
+        found.append(f"the network asked for is {_show(asked)} instead of {_show(network.id)}")
+    if not set(given) <= names or len(given) > 1:
+        found.append(f"the list of networks is {_show(sorted(given))} instead of {_show(asked)}")
+    for name, settings in given.items():
+        settings = settings or {}
+        if name in names and network is not None and settings.get("NetworkID") not in ids:
+            found.append(f"the network {name!r} is {_show(settings['NetworkID'])}, another one")
+        # An address or a name of its own, a link to another container, options of a driver.
+        for key in ("IPAMConfig", "Links", "DriverOpts"):
+            if (value := _neutral(settings.get(key))) is not None:
+                found.append(f"{key} of the network {name!r} is {_show(value)} instead of empty")
+    return found
 
 
 def canonical(key: str, value: Any) -> Any:

@@ -18,8 +18,10 @@ from typing import Any, Final
 from sandbox_kernel.engine.images import ImageInfo
 from sandbox_kernel.errors import SandboxImageUnsuitableError
 from sandbox_kernel.sandbox.lease import lease_command
+from sandbox_kernel.sandbox.network import SharedNetwork
 from sandbox_kernel.sandbox.seccomp import profile_text
 from sandbox_kernel.sandbox.spec import RUN_SIZE, VOLUME_SIZE, Limits, SandboxSpec
+from sandbox_kernel.sandbox.tiers import BLACKHOLE_DNS
 
 CODE_USER: Final = "10001:10001"
 """As whom all code of the user runs, and nothing else."""
@@ -31,9 +33,6 @@ WORKSPACE: Final = "/workspace"
 HOME: Final = "/home/sbx"
 TMP: Final = "/tmp"  # noqa: S108 - the sandbox's own
 RUN: Final = "/run"
-
-BLACKHOLE_DNS: Final = "192.0.2.1"
-"""An address for documentation: nobody answers. An empty list would mean the host's resolver."""
 
 MASKED_PATHS: Final = (
     *("/proc/acpi", "/proc/asound", "/proc/interrupts", "/proc/kcore", "/proc/keys"),
@@ -192,7 +191,11 @@ def _is_safe(entry: str) -> bool:
 
 
 def container_body(
-    spec: SandboxSpec, limits: Limits, image: ImageInfo, labels: Mapping[str, str]
+    spec: SandboxSpec,
+    limits: Limits,
+    image: ImageInfo,
+    labels: Mapping[str, str],
+    network: SharedNetwork | None = None,
 ) -> dict[str, Any]:
     """Return the body of the engine's create call for an ephemeral sandbox.
 
@@ -208,6 +211,8 @@ def container_body(
         The image, which is named by its id: a tag could move meanwhile.
     labels
         All labels of ours.
+    network
+        The network of the spec's tier, by its id; `None` for the tier that has none.
     """
     parts = image_parts(image, spec.image)
     volume_labels = {k: v for k, v in labels.items() if v}
@@ -220,7 +225,7 @@ def container_body(
         "WorkingDir": "/",
         # All that the engine does for a network that is none is to write /etc/hosts, and more than
         # half of a start goes into that. The namespace is as empty without it.
-        "NetworkDisabled": spec.network == "none" and not parts.needs_hosts,
+        "NetworkDisabled": network is None and not parts.needs_hosts,
         "Hostname": "sandbox",
         "Domainname": "",
         "Labels": {**parts.labels, **labels},
@@ -235,18 +240,35 @@ def container_body(
         "AttachStderr": True,
         "ExposedPorts": {port: {} for port in parts.ports},
         "Volumes": {place: {} for place in parts.volumes},
-        "HostConfig": _host_config(spec, limits, parts, volume_labels),
+        "HostConfig": {**_host_config(limits, parts, volume_labels), **_network(spec, network)},
+    }
+
+
+def _network(spec: SandboxSpec, network: SharedNetwork | None) -> dict[str, Any]:
+    """Return what concerns the network, the resolver named in any case.
+
+    An engine told of no resolver takes the host's, and where that is a loopback address it asks
+    from the host's own network, past every rule for sandboxes (CVE-2024-29018).
+    """
+    mode = "none" if network is None else network.id
+    if spec.network == "egress":
+        servers = [] if spec.dns is None else [spec.dns]
+        return {"NetworkMode": mode, "Dns": servers, "DnsOptions": [], "DnsSearch": ["."]}
+    return {
+        "NetworkMode": mode,
+        "Dns": [BLACKHOLE_DNS],
+        "DnsOptions": ["timeout:1", "attempts:1"],
+        "DnsSearch": ["."],
     }
 
 
 def _host_config(
-    spec: SandboxSpec, limits: Limits, parts: ImageParts, volume_labels: Mapping[str, str]
+    limits: Limits, parts: ImageParts, volume_labels: Mapping[str, str]
 ) -> dict[str, Any]:
     security = ["no-new-privileges:true", f"seccomp={profile_text()}"]
     if limits.apparmor:
         security.append("apparmor=docker-default")
     body: dict[str, Any] = {
-        "NetworkMode": spec.network,
         "ReadonlyRootfs": True,
         "Init": True,
         "Privileged": False,
@@ -293,9 +315,6 @@ def _host_config(
         "Links": None,
         "ExtraHosts": None,
         "GroupAdd": None,
-        "Dns": [BLACKHOLE_DNS],
-        "DnsOptions": ["timeout:1", "attempts:1"],
-        "DnsSearch": ["."],
     }
     if limits.runtime:
         body["Runtime"] = limits.runtime

@@ -27,6 +27,7 @@ from sandbox_kernel.errors import (
     SandboxEngineError,
     SandboxError,
     SandboxGoneError,
+    SandboxSpecRejectedError,
     SandboxStartError,
     SandboxUnavailableError,
 )
@@ -41,7 +42,9 @@ from sandbox_kernel.sandbox.container import (
     lifetime_seconds,
 )
 from sandbox_kernel.sandbox.lease import LIFETIME, NO_CLOCK, RELEASED, SILENCE, LeaseHolder
+from sandbox_kernel.sandbox.network import ensure_network
 from sandbox_kernel.sandbox.spec import Limits, SandboxSpec, resolve_limits
+from sandbox_kernel.sandbox.tiers import shared_tier
 
 __all__ = ["CODE_USER", "CONTROL_USER", "EndKind", "EndReason", "KillOutcome", "LiveSandbox"]
 
@@ -182,12 +185,18 @@ class LiveSandbox:
             extra=extra_labels or {},
             foreign=parts.labels,
         )
-        body = container_body(spec, limits, image, labels)
+        tier = shared_tier(spec.network)
+        network = None if tier is None else await ensure_network(engine, tier)
+        if network is not None and spec.require_egress_firewall:
+            raise SandboxSpecRejectedError(
+                "require_egress_firewall", True, "this version cannot prove it", "Use 'none'."
+            )
+        body = container_body(spec, limits, image, labels, network)
         name, container_id, warnings = await _create_container(engine, spec.prefix, body, token)
         sandbox = cls(engine, spec, limits, name, container_id)
         try:
             inspected = await engine.inspect_container(container_id)
-            attest(body, inspected, warnings)
+            attest(body, inspected, warnings, network)
             sandbox.volume = volume_name(inspected)
             await sandbox._start()
         except BaseException as error:

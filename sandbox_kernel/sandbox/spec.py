@@ -18,6 +18,7 @@ from sandbox_kernel.engine.images import DEFAULT_IMAGE
 from sandbox_kernel.errors import SandboxSpecRejectedError
 from sandbox_kernel.sandbox.labels import PREFIX
 
+from sandbox_kernel.sandbox.tiers import check_network
 MIB: Final = 1024 * 1024
 GIB: Final = 1024 * MIB
 
@@ -37,7 +38,6 @@ _SMALLEST_PIDS: Final = 32
 _MACHINES: Final = frozenset({"x86_64", "amd64", "aarch64", "arm64"})
 _UNITS: Final = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
 
-_MEMORY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:I?B)?\s*", re.IGNORECASE)
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,511}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _WORD = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{0,62}")
@@ -76,7 +76,12 @@ class SandboxSpec:
     image
         Name of the image, which must be on the engine.
     network
-        ``none``: nothing but loopback.
+        The tier: ``none`` is nothing but loopback; ``internal`` has an interface on which
+        nobody answers; ``egress`` reaches what the firewall of the engine's machine lets out.
+    dns
+        IPv4 address of the one resolver of the tier ``egress``; by default the engine's own.
+    require_egress_firewall
+        Whether ``egress`` is refused until a probe has shown that the firewall holds.
     cpu_limit
         Processors, fractions allowed; by default 2, or what the machine has.
     mem_limit
@@ -87,6 +92,8 @@ class SandboxSpec:
         Bytes of each of the memory-backed ``/tmp`` and ``/home/sbx``; by default 128 MiB, or
         an eighth of the memory where that is less.
     shm_size
+    dns: str | None = None
+    require_egress_firewall: bool = False
         Bytes of ``/dev/shm``; by default 64 MiB, or a sixteenth of the memory.
     environment
         Variables for the code that runs in it. Their values are secrets: they are handed to
@@ -125,9 +132,7 @@ class SandboxSpec:
     def __post_init__(self) -> None:
         if not isinstance(self.image, str) or not _IMAGE.fullmatch(self.image):
             _refuse("image", self.image, "this is not the name of an image", "Name an image.")
-        if self.network != "none":
-            reason = "this version knows the network tier 'none' only"
-            _refuse("network", self.network, reason, "Use 'none'.")
+        check_network(self.network, self.dns, self.require_egress_firewall)
         _number("cpu_limit", self.cpu_limit, 0.01, 4096, optional=True)
         _whole("mem_limit", self.mem_limit, _SMALLEST_MEMORY, 1 << 60, optional=True)
         _whole("pids_limit", self.pids_limit, _SMALLEST_PIDS, 1 << 22)
