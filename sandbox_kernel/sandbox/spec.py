@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final, NoReturn
 
+from sandbox_kernel.amounts import parse_memory as parse_memory
 from sandbox_kernel.engine.images import DEFAULT_IMAGE
 from sandbox_kernel.errors import SandboxSpecRejectedError
 from sandbox_kernel.sandbox.labels import PREFIX
@@ -36,35 +37,11 @@ VOLUME_SIZE: Final = 16 * MIB
 _SMALLEST_MEMORY: Final = 64 * MIB
 _SMALLEST_PIDS: Final = 32
 _MACHINES: Final = frozenset({"x86_64", "amd64", "aarch64", "arm64"})
-_UNITS: Final = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
 
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,511}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _WORD = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{0,62}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-
-
-def parse_memory(value: str | int, setting: str = "mem_limit") -> int:
-    """Read an amount of memory as DockerSpawner does: bytes, or a number with K, M, G or T.
-
-    Parameters
-    ----------
-    value
-        For example ``"2G"``, ``"512M"`` or ``1073741824``. Units are powers of 1024.
-    setting
-        What an error calls it.
-
-    Examples
-    --------
-    >>> parse_memory("1.5G")
-    1610612736
-    """
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value
-    match = _MEMORY.fullmatch(value) if isinstance(value, str) and len(value) < 64 else None
-    if match is None:
-        _refuse(setting, value, "this is not an amount of memory", "Write bytes, or e.g. '2G'.")
-    return int(float(match[1]) * _UNITS[match[2].upper()])
 
 
 @dataclass(frozen=True, slots=True)
