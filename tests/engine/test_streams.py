@@ -62,6 +62,9 @@ async def test_a_command_that_does_not_exist_is_told_by_its_exit_code(
 async def test_a_running_command_has_no_exit_code(engine: Engine, container: str) -> None:
     """E2: "running" and "exited with 0" are never confused."""
     async with await engine.exec(container, ["cat"], user=USER) as stream:
+        # The stream is there before the process is; its echo shows that it runs.
+        await stream.write(b"x")
+        assert await stream.read() is not None
         state = await engine.inspect_exec(stream.id)
         assert (state.running, state.exit_code) == (True, None)
         await stream.end_input()
