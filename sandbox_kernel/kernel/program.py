@@ -1,92 +1,19 @@
-"""Sending our Python programs into a sandbox over the stdin of the exec that runs them.
-
-Nothing of ours is baked into an image, and nothing is written to a file that somebody could
-plant or change: the argv holds a fixed loader, which reads the program's text from stdin.
-Isolated mode without ``site`` keeps every file that user code can write out of the import
-path (measured: otherwise a planted ``json.py`` or ``usercustomize.py`` runs as the relay).
-"""
+"""The programs that a kernel runs beside it in its sandbox, as `process.program` sends them."""
 
 from __future__ import annotations
 
 import importlib.resources
 from functools import cache
 
-from sandbox_kernel.errors import SandboxImageUnsuitableError
+from sandbox_kernel.process.program import bundled, framed, loader_argv, unsuitable
 
-MINIMUM_PYTHON = (3, 8)
-"""Oldest Python in an image that the programs run on."""
-
-TOO_OLD_EXIT_CODE = 125
-"""Exit code of the loader on an older Python."""
-
-_LOADER = f"""\
-import os, sys
-if sys.version_info < {MINIMUM_PYTHON}:
-    sys.exit({TOO_OLD_EXIT_CODE})
-def take(count):
-    parts = []
-    while count:
-        part = os.read(0, count)
-        if not part:
-            os._exit(1)
-        parts.append(part)
-        count -= len(part)
-    return b"".join(parts)
-exec(compile(take(int(take(8))), "<sandbox-kernel>", "exec"))
-"""
-
-_MODULE = """\
-import sys, types
-for name in ("sandbox_kernel", "sandbox_kernel.kernel", {name!r}):
-    sys.modules.setdefault(name, types.ModuleType(name))
-exec(compile({text!r}, "<{name}>", "exec"), sys.modules[{name!r}].__dict__)
-"""
-
-
-def loader_argv(python: str = "python3") -> list[str]:
-    """Return the argv that starts any of our programs.
-
-    Parameters
-    ----------
-    python
-        The interpreter, as found in the image.
-    """
-    return [python, "-I", "-S", "-c", _LOADER]
-
-
-def unsuitable(exit_code: int | None, image: str) -> SandboxImageUnsuitableError | None:
-    """Return the error that a loader's exit code stands for, or `None` when it is another.
-
-    Parameters
-    ----------
-    exit_code
-        Of the exec that should have run the loader.
-    image
-        The image's name, for the text.
-    """
-    if exit_code == TOO_OLD_EXIT_CODE:
-        found = f"The python3 in {image} is too old"
-    elif exit_code in (126, 127):
-        found = f"There is no python3 in {image}"
-    else:
-        return None
-    needed = ".".join(map(str, MINIMUM_PYTHON))
-    return SandboxImageUnsuitableError(
-        f"{found}. A kernel's image needs python3, version {needed} or later, on its PATH"
-    )
-
-
-def framed(program: str) -> bytes:
-    """Return a program's text as the loader expects it on stdin."""
-    text = program.encode()
-    return b"%08d" % len(text) + text
+__all__ = ["launcher_program", "loader_argv", "relay_program", "unsuitable"]
 
 
 @cache
 def relay_program() -> bytes:
     """Return the relay, preceded by the wire codec that it shares with the host."""
-    wire = _MODULE.format(name="sandbox_kernel.kernel.wire", text=_text("wire.py"))
-    return framed(f"{wire}exec(compile({_text('relay.py')!r}, '<relay>', 'exec'))\n")
+    return bundled(_text("relay.py"), "relay", {"sandbox_kernel.kernel.wire": _text("wire.py")})
 
 
 @cache
