@@ -573,10 +573,11 @@ def _dropped(
     """End a sandbox that nobody refers to any more; called by the garbage collector."""
     if os.getpid() != pid:
         return
+    running = not live.ended.done()
     # RuntimeError: its loop was closed, and with that its lease has ended.
     with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(_end_dropped, end)
-    if not live.ended.done():
+    if running:
         warnings.warn(f"the sandbox {live.name} was not destroyed", ResourceWarning, stacklevel=2)
 
 

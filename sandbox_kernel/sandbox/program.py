@@ -98,9 +98,11 @@ class SandboxProcess(ProcessState):
             # The timeout comes next, however much has not been read (W19).
             self._fetched.clear()
         try:
-            return self._fetched.popleft()
+            item = self._fetched.popleft()
         except IndexError:
             return None
+        # How it ended can have become clearer since, by a kill that was under way.
+        return self._process.exit if isinstance(item, Exit) else item
 
     async def _fill(self) -> bool:
         """Wait for output and fetch what is there; runs in the engine's loop.

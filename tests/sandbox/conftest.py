@@ -9,21 +9,27 @@ import io
 import os
 import tarfile
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from sandbox_kernel import EngineSettings, Sandbox
 from sandbox_kernel.engine.client import Engine
+from sandbox_kernel.engine.endpoint import Endpoint
 from sandbox_kernel.engine.images import DEFAULT_IMAGE
+from sandbox_kernel.sandbox import labels
 from sandbox_kernel.sandbox.live import CODE_USER, LiveSandbox
+from sandbox_kernel.sandbox.opening import Opening
 from sandbox_kernel.sandbox.spec import SandboxSpec
-from tests.engines import Engines
+from tests.engines import Engines, leftovers, remove_leftovers, wait_until
 
 INSIDE = Path(__file__).parent / "inside"
 LOCK = Path(tempfile.gettempdir()) / f"sandbox-kernel-test-{os.getuid()}.lock"
 MakeSandbox = Callable[..., Awaitable[LiveSandbox]]
+Create = Callable[..., Opening[Sandbox]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,3 +167,35 @@ def marks(run_labels: dict[str, str]) -> dict[str, str]:
 async def sandbox(make_sandbox: MakeSandbox) -> LiveSandbox:
     """A sandbox as it is by default."""
     return await make_sandbox()
+
+
+@pytest.fixture
+def settings(endpoint: Endpoint) -> EngineSettings:
+    """The engine as a caller of the public API names it, by each way in turn."""
+    if endpoint.tls is None:
+        return EngineSettings(host=endpoint.url)
+    tls = endpoint.tls
+    return EngineSettings(endpoint.url, tls.cert, tls.key, tls.ca)
+
+
+@pytest.fixture
+def owner(engines: Engines) -> Iterator[str]:
+    """The owner of a test's sandboxes, of which nothing may be left at its end."""
+    name = f"tester-{uuid.uuid4().hex}"
+    yield name
+    mark = f"{labels.OWNER}={name}"
+    try:
+        wait_until(lambda: not leftovers(engines, mark), 20, "the end of all sandboxes")
+    finally:
+        remove_leftovers(engines, mark)
+
+
+@pytest.fixture
+def create(settings: EngineSettings, owner: str, python_image: str) -> Create:
+    """`Sandbox.create` for a test: with its engine, its image and its owner."""
+
+    def make(**options: Any) -> Opening[Sandbox]:
+        spec = SandboxSpec(**{"image": python_image, **options.pop("spec", {})})
+        return Sandbox.create(spec, **{"engine": settings, "owner": owner, **options})
+
+    return make
