@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 
 from sandbox_kernel.config import EngineSettings
 from sandbox_kernel.errors import SandboxSpecRejectedError, SandboxUnavailableError
+from sandbox_kernel.policy import check_engine
 
 __all__ = ["Endpoint", "EngineSettings", "TlsFiles", "resolve_endpoint"]
 
@@ -101,11 +102,19 @@ def resolve_endpoint(
     Raises
     ------
     SandboxSpecRejectedError
-        The configured host has an unknown form, or would be a plain connection elsewhere.
+        The configured host has an unknown form, would be a plain connection elsewhere, or is
+        not one that the policy allows.
     SandboxUnavailableError
         Nothing is configured and nothing was found, or certificate files are missing.
     """
-    environ = os.environ if environ is None else environ
+    endpoint = _choose(settings, os.environ if environ is None else environ, home, roots)
+    check_engine(settings.allowed, endpoint.url, endpoint.source)
+    return endpoint
+
+
+def _choose(
+    settings: EngineSettings, environ: Mapping[str, str], home: Path | None, roots: Path
+) -> Endpoint:
     if settings.host is not None:
         return _from_host(settings.host, settings, "host", "SANDBOX_DOCKER_HOST", None)
     if settings.require_explicit_host:

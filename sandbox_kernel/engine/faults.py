@@ -21,6 +21,7 @@ from typing import Literal
 import aiohttp
 from aiodocker import DockerError
 
+from sandbox_kernel.config import DEFAULT_IMAGE as DEFAULT_IMAGE
 from sandbox_kernel.engine.endpoint import Endpoint
 from sandbox_kernel.errors import (
     SandboxConflictError,
@@ -35,9 +36,6 @@ from sandbox_kernel.errors import (
 )
 
 log = logging.getLogger(__name__)
-
-DEFAULT_IMAGE = "sandbox-kernel/python:latest"
-"""The image that ``jupyter sandbox build`` makes."""
 
 CONNECTION_TROUBLE = 900
 """The status that aiodocker invents for a failure to connect."""
