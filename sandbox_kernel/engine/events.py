@@ -94,6 +94,12 @@ class EventHub:
     """The one ``/events`` stream of an engine, shared by its watchers.
 
     It is opened when the first watcher comes and lives until `close`.
+
+    Attributes
+    ----------
+    interruptions
+        How often the stream was lost, and how often it came back: as long as the number stays
+        the same, the engine was not seen to go away.
     """
 
     def __init__(self, open_stream: OpenStream) -> None:
@@ -102,6 +108,7 @@ class EventHub:
         self._reader: asyncio.Task[None] | None = None
         self._opening = asyncio.Lock()
         self._closed = False
+        self.interruptions = 0
 
     @contextlib.asynccontextmanager
     async def watch(self, container_id: str) -> AsyncIterator[Watch]:
@@ -186,6 +193,7 @@ class EventHub:
             watch.put(event)
 
     def _tell_all(self, action: str) -> None:
+        self.interruptions += 1
         for container_id, watches in self._watches.items():
             for watch in watches:
                 watch.put(Event(action, container_id))

@@ -12,7 +12,7 @@ import functools
 import logging
 import secrets
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import resources
@@ -27,7 +27,6 @@ from sandbox_kernel.errors import (
     SandboxEngineError,
     SandboxError,
     SandboxGoneError,
-    SandboxSpecRejectedError,
     SandboxStartError,
     SandboxUnavailableError,
 )
@@ -42,7 +41,8 @@ from sandbox_kernel.sandbox.container import (
     lifetime_seconds,
 )
 from sandbox_kernel.sandbox.lease import LIFETIME, NO_CLOCK, RELEASED, SILENCE, LeaseHolder
-from sandbox_kernel.sandbox.network import ensure_network
+from sandbox_kernel.sandbox.network import SharedNetwork, ensure_network
+from sandbox_kernel.sandbox.readiness import require_proof
 from sandbox_kernel.sandbox.spec import Limits, SandboxSpec, resolve_limits
 from sandbox_kernel.sandbox.tiers import shared_tier
 
@@ -159,7 +159,8 @@ class LiveSandbox:
         Raises
         ------
         SandboxSpecRejectedError
-            The machine cannot give it; nothing was created.
+            The machine cannot give it, or its network is not closed where it has to be;
+            nothing was created.
         SandboxImageMissingError, SandboxImageUnsuitableError
             The image is not on the engine, or no sandbox can be made from it.
         SandboxAttestationError
@@ -167,6 +168,32 @@ class LiveSandbox:
         SandboxStartError
             The main process did not come up.
         """
+
+        async def gate(network: SharedNetwork) -> None:
+            await require_proof(engine, network, spec, functools.partial(cls.unproved, engine))
+
+        return await cls._make(engine, spec, owner, extra_labels or {}, token, gate)
+
+    @classmethod
+    async def unproved(cls, engine: Engine, spec: SandboxSpec, owner: str) -> LiveSandbox:
+        """Make a sandbox on a network of which nothing is known yet, for the probe alone."""
+
+        async def no_gate(_: SharedNetwork) -> None:
+            return
+
+        return await cls._make(engine, spec, owner, {}, _token, no_gate)
+
+    @classmethod
+    async def _make(
+        cls,
+        engine: Engine,
+        spec: SandboxSpec,
+        owner: str,
+        extra_labels: Mapping[str, str],
+        token: Callable[[], str],
+        gate: Callable[[SharedNetwork], Awaitable[None]],
+    ) -> LiveSandbox:
+        """Make a sandbox once `gate` has let its network pass."""
         began = time.monotonic()
         image = await image_present(engine, spec.image)
         if image is None:
@@ -182,15 +209,13 @@ class LiveSandbox:
             ttl=lease_seconds(spec),
             lifetime=lifetime_seconds(spec),
             caller=spec.labels,
-            extra=extra_labels or {},
+            extra=extra_labels,
             foreign=parts.labels,
         )
         tier = shared_tier(spec.network)
         network = None if tier is None else await ensure_network(engine, tier)
-        if network is not None and spec.require_egress_firewall:
-            raise SandboxSpecRejectedError(
-                "require_egress_firewall", True, "this version cannot prove it", "Use 'none'."
-            )
+        if network is not None:
+            await gate(network)
         body = container_body(spec, limits, image, labels, network)
         name, container_id, warnings = await _create_container(engine, spec.prefix, body, token)
         sandbox = cls(engine, spec, limits, name, container_id)

@@ -18,8 +18,8 @@ from sandbox_kernel.amounts import parse_memory as parse_memory
 from sandbox_kernel.engine.images import DEFAULT_IMAGE
 from sandbox_kernel.errors import SandboxSpecRejectedError
 from sandbox_kernel.sandbox.labels import PREFIX
-
 from sandbox_kernel.sandbox.tiers import check_network
+
 MIB: Final = 1024 * 1024
 GIB: Final = 1024 * MIB
 
@@ -59,6 +59,9 @@ class SandboxSpec:
         IPv4 address of the one resolver of the tier ``egress``; by default the engine's own.
     require_egress_firewall
         Whether ``egress`` is refused until a probe has shown that the firewall holds.
+    firewall_probe_image
+        Image of that probe, which has Python 3.8. It has to be one that is trusted to tell the
+        truth, hence not the sandbox's own.
     cpu_limit
         Processors, fractions allowed; by default 2, or what the machine has.
     mem_limit
@@ -69,8 +72,6 @@ class SandboxSpec:
         Bytes of each of the memory-backed ``/tmp`` and ``/home/sbx``; by default 128 MiB, or
         an eighth of the memory where that is less.
     shm_size
-    dns: str | None = None
-    require_egress_firewall: bool = False
         Bytes of ``/dev/shm``; by default 64 MiB, or a sixteenth of the memory.
     environment
         Variables for the code that runs in it. Their values are secrets: they are handed to
@@ -94,6 +95,9 @@ class SandboxSpec:
 
     image: str = DEFAULT_IMAGE
     network: str = "none"
+    dns: str | None = None
+    require_egress_firewall: bool = False
+    firewall_probe_image: str = DEFAULT_IMAGE
     cpu_limit: float | None = None
     mem_limit: int | None = None
     pids_limit: int = 256
@@ -107,8 +111,12 @@ class SandboxSpec:
     prefix: str = "sbx-"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.image, str) or not _IMAGE.fullmatch(self.image):
-            _refuse("image", self.image, "this is not the name of an image", "Name an image.")
+        for setting, image in (
+            ("image", self.image),
+            ("firewall_probe_image", self.firewall_probe_image),
+        ):
+            if not isinstance(image, str) or not _IMAGE.fullmatch(image):
+                _refuse(setting, image, "this is not the name of an image", "Name an image.")
         check_network(self.network, self.dns, self.require_egress_firewall)
         _number("cpu_limit", self.cpu_limit, 0.01, 4096, optional=True)
         _whole("mem_limit", self.mem_limit, _SMALLEST_MEMORY, 1 << 60, optional=True)

@@ -188,12 +188,17 @@ def _subnets(config: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def gateway_addresses(inspected: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return a network's IPv4 gateways: addresses of the engine's machine, where it has them."""
+    """Return a network's IPv4 gateways: addresses of the engine's machine, where it has them.
+
+    Where an engine names none, it takes the first address of the subnet.
+    """
     found = []
     for pool in (inspected.get("IPAM") or {}).get("Config") or ():
         try:
-            found.append(str(ipaddress.IPv4Address(str(pool.get("Gateway") or "").split("/")[0])))
-        except ValueError:
+            subnet = ipaddress.IPv4Network(str(pool.get("Subnet")))
+            given = str(pool.get("Gateway") or "").partition("/")[0]
+            found.append(str(ipaddress.IPv4Address(given) if given else subnet[1]))
+        except (ValueError, IndexError):
             continue
     return tuple(found)
 
