@@ -5,7 +5,7 @@ The layers are read anew each time, so that a changed file holds for the next sa
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -167,6 +167,7 @@ def resolve(
     requested: Mapping[str, object] | None = None,
     *,
     door: Door = "python",
+    variables: Collection[str] = (),
     environ: Mapping[str, str] | None = None,
     files: Sequence[ConfigFile] | None = None,
     policy: Policy | None = None,
@@ -180,6 +181,8 @@ def resolve(
         ``labels``, is judged by the policy and passed on. `None` asks for nothing.
     door
         By which way it is asked for.
+    variables
+        Names of variables that are handed to the sandbox besides ``environment``.
     environ, files, policy
         The other layers; by default what holds for this process.
 
@@ -201,10 +204,11 @@ def resolve(
     files = load_config_files() if files is None else files
     policy = load_policy_in_force() if policy is None else policy
     settings, further = _layered(requested or {}, door, environ, files)
-    request = _asked(settings, further)
-    for refusal in policy.refusals(request, built_in=_BUILT_IN):
-        raise _locate(refusal, settings)
-    decision = policy.judge(request, built_in=_BUILT_IN)
+    request = _asked(settings, further, variables)
+    try:
+        decision = policy.judge(request, built_in=_BUILT_IN)
+    except SandboxSpecRejectedError as refusal:
+        raise _locate(refusal, settings) from None
     settings = _filled(settings, decision)
     return Resolved(_bounded(settings), further, decision)
 
@@ -294,9 +298,15 @@ def _layered(
     return settings, further
 
 
-def _asked(settings: Mapping[str, Effective], further: Mapping[str, object]) -> dict[str, object]:
+def _asked(
+    settings: Mapping[str, Effective],
+    further: Mapping[str, object],
+    variables: Collection[str] = (),
+) -> dict[str, object]:
     said = {n: e.value for n, e in settings.items() if e.origin.kind != "built-in"}
-    return {**said, **further}
+    # Of variables the policy judges the names, and nobody else needs to see the values.
+    names = (*settings["environment"].value, *variables)
+    return {**said, "environment": names, **further}
 
 
 def _filled(settings: Mapping[str, Effective], decision: Decision) -> dict[str, Effective]:

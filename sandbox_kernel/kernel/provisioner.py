@@ -14,19 +14,24 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Coroutine
-from pathlib import Path
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import zmq
 from jupyter_client.connect import KernelConnectionInfo, LocalPortCache
 from jupyter_client.provisioning.provisioner_base import KernelProvisionerBase
-from traitlets import Bool, CaselessStrEnum, Dict, Float, Integer, List, Unicode, Union
+from traitlets import TraitError
 
-from sandbox_kernel.amounts import parse_memory
-from sandbox_kernel.config import EngineSettings, engine_settings
-from sandbox_kernel.engine.endpoint import Endpoint, resolve_endpoint
-from sandbox_kernel.engine.images import DEFAULT_IMAGE, ensure_image
+from sandbox_kernel.config import (
+    SETTINGS,
+    Resolved,
+    SandboxDefaults,
+    check_setting,
+    unknown_setting,
+)
+from sandbox_kernel.engine.endpoint import Endpoint
+from sandbox_kernel.engine.images import ensure_image
 from sandbox_kernel.engine.thread import EngineThread
 from sandbox_kernel.errors import SandboxError, SandboxSpecRejectedError
 from sandbox_kernel.kernel.channels import Address
@@ -37,8 +42,8 @@ from sandbox_kernel.kernel.session import KERNEL_PORTS, KernelSession
 from sandbox_kernel.kernel.wire import CHANNELS
 from sandbox_kernel.kernel.zmtp import ZmtpLimits
 from sandbox_kernel.sandbox import labels as names
+from sandbox_kernel.sandbox.order import Order, settle
 from sandbox_kernel.sandbox.owner import current_owner
-from sandbox_kernel.sandbox.spec import SandboxSpec
 
 T = TypeVar("T")
 
@@ -46,119 +51,41 @@ PORT_NAMES = tuple(f"{channel}_port" for channel in CHANNELS)
 EXIT_PATIENCE = 10.0
 """Seconds that `SandboxProvisioner.wait` waits; an engine that is gone must not hang it."""
 
+_STANZA = frozenset({"provisioner_name", "config"})
 _CONSTRUCTOR_ONLY = frozenset({"kernel_id", "kernel_spec", "parent", "config", "log"})
 _PYTHONS = re.compile(r"python(\d(\.\d+)?)?")
 _KEPT_ID = 64
 
 
-class SandboxProvisioner(KernelProvisionerBase):
+# The metaclass that jupyter_client makes for its base is one of both, which mypy cannot see.
+class SandboxProvisioner(KernelProvisionerBase, SandboxDefaults):  # type: ignore[metaclass]
     """Runs a kernel in a hardened container of its own on a Docker engine.
 
-    Its traits are set in the kernelspec (``metadata.kernel_provisioner.config``) or in the
-    application's configuration. Names follow DockerSpawner's where that has one.
+    Its traits are those of `SandboxDefaults`. They are set in the kernelspec
+    (``metadata.kernel_provisioner.config``), in the application's configuration, or in the
+    files that `sandbox_kernel.config` reads; the policy has the last word.
     """
 
-    image = Unicode(
-        DEFAULT_IMAGE,
-        help="Image of the sandbox. It must hold the kernel and python3, version 3.8 or later, "
-        "for the relay. The default is what `jupyter sandbox build` makes.",
-    ).tag(config=True)
-    pull_policy = CaselessStrEnum(
-        ["never", "missing", "always"],
-        default_value="never",
-        help="When to pull the image. `never` by default, since a start that waits for a large "
-        "pull looks like a hang; pull it beforehand.",
-    ).tag(config=True)
-    mem_limit = Union(
-        [Integer(), Unicode()],
-        default_value=None,
-        allow_none=True,
-        help="Memory, swap included, in bytes or with a unit, for example '4G'. By default "
-        "2 GiB, or what the engine's machine has.",
-    ).tag(config=True)
-    cpu_limit = Float(
-        None,
-        allow_none=True,
-        help="Processors, fractions allowed. By default 2, or what the engine's machine has.",
-    ).tag(config=True)
-    pids_limit = Integer(
-        256, help="Processes and threads together; 256 leaves room for numerical libraries."
-    ).tag(config=True)
-    network = Unicode("none", help="Network tier: 'none' is loopback only.").tag(config=True)
-    runtime = Unicode(
-        None, allow_none=True, help="A container runtime of the engine, for example 'runsc'."
-    ).tag(config=True)
-    environment = Dict(
-        key_trait=Unicode(),
-        value_trait=Unicode(),
-        help="Variables for the kernel. Values do not show in the container's configuration.",
-    ).tag(config=True)
-    env_keep = List(
-        Unicode(),
-        help="Names of the server's variables that the kernel gets too. None by default: the "
-        "server's environment holds its tokens.",
-    ).tag(config=True)
-    lease_ttl = Float(
-        60.0,
-        help="Seconds after which the engine ends a sandbox whose owner is not heard of, for "
-        "example since it was suspended or cut off. A killed owner is noticed at once.",
-    ).tag(config=True)
-    max_lifetime = Float(
-        None, allow_none=True, help="Seconds after which a sandbox ends in any case."
-    ).tag(config=True)
-    startup_timeout = Float(60.0, help="Seconds that a kernel has to start listening.").tag(
-        config=True
-    )
-    max_message_bytes = Integer(
-        64 << 20,
-        help="Largest message from the kernel, in bytes; a larger one is left out and logged, "
-        "since nothing behind this bounds what the server would have to hold.",
-    ).tag(config=True)
-    max_message_parts = Integer(4096, help="Most parts of one message.").tag(config=True)
-    local_transport = CaselessStrEnum(
-        ["ipc", "tcp"],
-        default_value="tcp" if os.name == "nt" else "ipc",
-        help="Where clients on this machine connect: 'ipc' is Unix sockets in a private "
-        "folder, 'tcp' is ports on loopback that every local user can reach.",
-    ).tag(config=True)
-    host = Unicode(
-        None,
-        allow_none=True,
-        help="The engine, for example 'unix:///var/run/docker.sock' or 'tcp://engine:2376'. By "
-        "default SANDBOX_DOCKER_HOST, DOCKER_HOST, the docker context or a usual socket.",
-    ).tag(config=True)
-    tls_cert_path = Unicode(None, allow_none=True, help="File of the client's certificate.").tag(
-        config=True
-    )
-    tls_key_path = Unicode(None, allow_none=True, help="File of the client's key.").tag(config=True)
-    tls_ca_path = Unicode(
-        None, allow_none=True, help="File of the authority that signed the engine's certificate."
-    ).tag(config=True)
-    allow_insecure_engine = Bool(
-        False, help="Allow plain TCP to another machine: whoever can reach it owns the engine."
-    ).tag(config=True)
-
     def __init__(self, **kwargs: Any) -> None:
-        # jupyter_client passes a kernelspec's config as arguments, and traitlets only warns of
-        # an unknown one: a mistyped limit would silently be no limit.
-        unknown = set(kwargs) - set(self.trait_names(config=True)) - _CONSTRUCTOR_ONLY
-        for name in sorted(unknown):
-            known = ", ".join(sorted(self.trait_names(config=True)))
-            raise launch_error(
-                SandboxSpecRejectedError(
-                    f"kernel_provisioner.config.{name}",
-                    kwargs[name],
-                    "there is no such setting",
-                    f"Correct the kernelspec; the settings are {known}.",
-                )
-            )
-        super().__init__(**kwargs)
+        try:
+            _check_kernelspec(kwargs)
+            super().__init__(**kwargs)
+            _check_application(self.config)
+        except SandboxError as error:
+            raise launch_error(error) from error
+        except TraitError as error:
+            # Its text repeats the value, which in a variable may be a secret.
+            text = "" if "'environment'" in str(error) else f": {error}"
+            raise KernelLaunchError(
+                f"A setting of the sandbox in Jupyter's configuration is of the wrong kind{text}"
+            ) from error
         self.connection_info: KernelConnectionInfo = {}
         self._session: KernelSession | None = None
         self._pid = os.getpid()
         self._has_process = False
         self._ran_before = False
         self._order: KernelOrder | None = None
+        self._settled: Order | None = None
         self._folder: PrivateFolder | None = None
         self._ports_cached = False
         self._withdraw: Callable[[], None] | None = None
@@ -257,13 +184,23 @@ class SandboxProvisioner(KernelProvisionerBase):
         """Settle the connection and the kernel's command; nothing is created on the engine.
 
         Called from `KernelManager.pre_start_kernel`, with the same arguments at each restart.
+
+        Raises
+        ------
+        KernelLaunchError
+            The configuration has something wrong in it, or the policy refuses the kernel.
         """
+        try:
+            self._settled = self._settle()
+        except SandboxError as error:
+            await self._give_up()
+            raise launch_error(error) from error
         manager = self._manager
         for unused in ("stdout", "stderr", "stdin", "independent", "transport_encryption"):
             kwargs.pop(unused, None)
         arguments = list(kwargs.pop("extra_arguments", None) or ())
         outer = dict(kwargs.get("env") or os.environ)
-        self._prepare_connection(manager)
+        self._prepare_connection(manager, self._settled.settings["local_transport"])
         self._prepare_encryption(manager)
         notebook = os.path.basename(outer.get("JPY_SESSION_NAME", ""))  # noqa: PTH119
         manager.write_connection_file(jupyter_session=notebook)
@@ -277,7 +214,7 @@ class SandboxProvisioner(KernelProvisionerBase):
         self._order = KernelOrder(
             argv=tuple(command),
             connection=self._inner_connection(notebook),
-            environment=self._environment(launch["env"], outer, notebook),
+            environment=self._environment(launch["env"], outer, notebook, self._settled.settings),
         )
         return dict(launch)
 
@@ -292,52 +229,60 @@ class SandboxProvisioner(KernelProvisionerBase):
         KernelLaunchError
             With a text that Jupyter's clients show to the person.
         """
-        if self._order is None:
+        if self._order is None or self._settled is None:
             raise RuntimeError("pre_launch has not been called")
         try:
-            spec = self._spec()
-            endpoint = self._endpoint()
+            endpoint = self._settled.endpoint()
             thread = EngineThread.current()
-            await thread.call(functools.partial(self._launch, thread, endpoint, spec, self._order))
+            await thread.call(
+                functools.partial(self._launch, thread, endpoint, self._settled, self._order)
+            )
         except BaseException as error:
-            # Clients of a kernel that ran before wait at its endpoints for the next attempt.
-            await self._discard_all(endpoints=not self._ran_before)
-            self._forget_pending()
+            await self._give_up()
             if isinstance(error, SandboxError):
                 raise launch_error(error) from error
             raise
         self._has_process = self._ran_before = True
         return self.connection_info
 
+    async def _give_up(self) -> None:
+        """Leave nothing behind of a launch that failed; the manager does not clean up after it."""
+        # Clients of a kernel that ran before wait at its endpoints for the next attempt.
+        await self._discard_all(endpoints=not self._ran_before)
+        self._forget_pending()
+
     async def _launch(
-        self, thread: EngineThread, endpoint: Endpoint, spec: SandboxSpec, order: KernelOrder
+        self, thread: EngineThread, endpoint: Endpoint, settled: Order, order: KernelOrder
     ) -> None:
         """Launch in the session that is there, else in a new one; runs in the engine's loop."""
         session = self._session
+        startup_timeout = settled.settings["startup_timeout"]
         if session is not None and session.usable:
             try:
-                await session.launch(order, self.startup_timeout)
+                await session.launch(order, startup_timeout)
                 return
             except SandboxError as error:
                 self.log.info("the sandbox cannot be used again: %s", error)
         await self._close_session()
         engine = await thread.engine(endpoint)
-        await ensure_image(engine, spec.image, self.pull_policy)
+        await ensure_image(engine, settled.spec.image, settled.pull_policy)
         session = await KernelSession.open(
             engine,
-            spec,
+            settled.spec,
             owner=current_owner(),
             labels={names.KERNEL: ascii(self.kernel_id)[1:-1][:_KEPT_ID]},
             addresses=self._addresses(),
-            limits=ZmtpLimits(self.max_message_bytes, self.max_message_parts),
+            limits=ZmtpLimits(
+                settled.settings["max_message_bytes"], settled.settings["max_message_parts"]
+            ),
         )
         self._session = session
         self._withdraw = thread.at_exit(self._close_at_exit)
-        await session.launch(order, self.startup_timeout)
+        await session.launch(order, startup_timeout)
 
-    def _prepare_connection(self, manager: Any) -> None:
+    def _prepare_connection(self, manager: Any, transport: str) -> None:
         """Choose the endpoints on this machine; a restart keeps them."""
-        if self.local_transport == "ipc":
+        if transport == "ipc":
             if self._folder is None:
                 self._folder = PrivateFolder()
                 manager.transport = "ipc"
@@ -389,10 +334,14 @@ class SandboxProvisioner(KernelProvisionerBase):
         }
 
     def _environment(
-        self, substituted: dict[str, str], outer: dict[str, str], notebook: str
+        self,
+        substituted: dict[str, str],
+        outer: dict[str, str],
+        notebook: str,
+        settings: Resolved,
     ) -> dict[str, str]:
         """Return the kernel's variables: nothing of the server's but what was named."""
-        kept = {name: outer[name] for name in self.env_keep if name in outer}
+        kept = {name: outer[name] for name in settings["env_keep"] if name in outer}
         spec = {name: substituted[name] for name in self.kernel_spec.env}
         session = {"JPY_SESSION_NAME": notebook} if notebook else {}
         home = {
@@ -401,36 +350,15 @@ class SandboxProvisioner(KernelProvisionerBase):
             "PYTHONUSERBASE": "/workspace/.pyuser",
             "PIP_NO_CACHE_DIR": "1",
         }
-        return {**home, **session, **kept, **spec, **self.environment}
+        return {**home, **session, **kept, **spec, **settings["environment"]}
 
-    def _spec(self) -> SandboxSpec:
-        memory = None if self.mem_limit is None else parse_memory(self.mem_limit)
-        return SandboxSpec(
-            image=self.image,
-            network=self.network,
-            cpu_limit=self.cpu_limit,
-            mem_limit=memory,
-            pids_limit=self.pids_limit,
-            runtime=self.runtime,
-            lease_ttl=self.lease_ttl,
-            max_lifetime=self.max_lifetime,
-        )
-
-    def _endpoint(self) -> Endpoint:
-        group = engine_settings()
-
-        def path(own: str | None, fallback: Path | None) -> Path | None:
-            return fallback if own is None else Path(own)
-
-        settings = EngineSettings(
-            host=self.host or group.host,
-            tls_cert_path=path(self.tls_cert_path, group.tls_cert_path),
-            tls_key_path=path(self.tls_key_path, group.tls_key_path),
-            tls_ca_path=path(self.tls_ca_path, group.tls_ca_path),
-            allow_insecure_engine=self.allow_insecure_engine or group.allow_insecure_engine,
-            require_explicit_host=group.require_explicit_host,
-        )
-        return resolve_endpoint(settings)
+    def _settle(self) -> Order:
+        """Have configuration and policy settle what this kernel asks for."""
+        said = {name: getattr(self, name) for name in SETTINGS}
+        asked = {name: value for name, value in said.items() if value is not None}
+        order = settle(asked, door="kernel", variables=tuple(self.kernel_spec.env))
+        # The kernel gets its variables with its command, and a restart may change them.
+        return replace(order, spec=replace(order.spec, environment={}))
 
     def _addresses(self) -> dict[str, Address]:
         manager = self._manager
@@ -536,3 +464,33 @@ class SandboxProvisioner(KernelProvisionerBase):
     @staticmethod
     async def _hop(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         return await EngineThread.current().call(work)
+
+
+def _check_kernelspec(given: Mapping[str, Any]) -> None:
+    """Refuse what a kernelspec has wrong: Jupyter passes it on as arguments, and only warns.
+
+    A mistyped limit would silently be no limit.
+    """
+    where = "the kernelspec"
+    metadata = getattr(given.get("kernel_spec"), "metadata", None) or {}
+    stanza = metadata.get("kernel_provisioner")
+    for name in stanza if isinstance(stanza, dict) else ():
+        if name not in _STANZA:
+            shown = f"kernel_provisioner.{name}"
+            raise SandboxSpecRejectedError(
+                shown, None, f"there is no such entry (in {where})", "Known are: config."
+            )
+    for name, value in given.items():
+        if name in _CONSTRUCTOR_ONLY:
+            continue
+        if name not in SETTINGS:
+            raise unknown_setting(f"kernel_provisioner.config.{name}", name, where)
+        if value is not None:
+            check_setting(name, value, where)
+
+
+def _check_application(config: Mapping[str, Any]) -> None:
+    for section in (SandboxDefaults.__name__, SandboxProvisioner.__name__):
+        for name in config.get(section, ()):
+            if name not in SETTINGS:
+                raise unknown_setting(f"{section}.{name}", name, "Jupyter's configuration")
