@@ -275,6 +275,7 @@ class SandboxProvisioner(KernelProvisionerBase, SandboxDefaults):  # type: ignor
             limits=ZmtpLimits(
                 settled.settings["max_message_bytes"], settled.settings["max_message_parts"]
             ),
+            quota=settled.quota,
         )
         self._session = session
         self._withdraw = thread.at_exit(self._close_at_exit)

@@ -28,6 +28,7 @@ from sandbox_kernel.kernel.link import RelayLink, RelayReport
 from sandbox_kernel.kernel.process import KernelOrder, KernelProcess
 from sandbox_kernel.kernel.program import loader_argv, relay_program, unsuitable
 from sandbox_kernel.kernel.zmtp import ZmtpLimits
+from sandbox_kernel.policy import Quota
 from sandbox_kernel.sandbox.live import CONTROL_USER, LiveSandbox
 from sandbox_kernel.sandbox.spec import SandboxSpec
 
@@ -70,6 +71,7 @@ class KernelSession:
         labels: Mapping[str, str],
         addresses: Mapping[str, Address],
         limits: ZmtpLimits,
+        quota: Quota | None = None,
     ) -> KernelSession:
         """Make the sandbox of a kernel that `launch` then starts.
 
@@ -78,7 +80,9 @@ class KernelSession:
         SandboxError
             As `LiveSandbox.create`; nothing is left behind.
         """
-        sandbox = await LiveSandbox.create(engine, spec, owner=owner, extra_labels=labels)
+        sandbox = await LiveSandbox.create(
+            engine, spec, owner=owner, extra_labels=labels, quota=quota
+        )
         return cls(sandbox, Channels(addresses, limits, sandbox.short_id))
 
     @property

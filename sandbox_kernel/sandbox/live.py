@@ -30,6 +30,7 @@ from sandbox_kernel.errors import (
     SandboxStartError,
     SandboxUnavailableError,
 )
+from sandbox_kernel.policy import Quota
 from sandbox_kernel.sandbox import labels as names
 from sandbox_kernel.sandbox.attest import attest, volume_name
 from sandbox_kernel.sandbox.container import (
@@ -42,6 +43,7 @@ from sandbox_kernel.sandbox.container import (
 )
 from sandbox_kernel.sandbox.lease import LIFETIME, NO_CLOCK, RELEASED, SILENCE, LeaseHolder
 from sandbox_kernel.sandbox.network import SharedNetwork, ensure_network
+from sandbox_kernel.sandbox.quota import admit, keep_place
 from sandbox_kernel.sandbox.readiness import require_proof
 from sandbox_kernel.sandbox.spec import Limits, SandboxSpec, resolve_limits
 from sandbox_kernel.sandbox.tiers import shared_tier
@@ -137,6 +139,7 @@ class LiveSandbox:
         *,
         owner: str,
         extra_labels: Mapping[str, str] | None = None,
+        quota: Quota | None = None,
         token: Callable[[], str] = _token,
     ) -> LiveSandbox:
         """Make a sandbox and return it when its lease runs.
@@ -153,14 +156,16 @@ class LiveSandbox:
             Whose it is.
         extra_labels
             Labels of the layers above, by their full names.
+        quota
+            How many sandboxes the owner may have at a time; `None` for any number.
         token
             Gives the random part of the container's name.
 
         Raises
         ------
         SandboxSpecRejectedError
-            The machine cannot give it, or its network is not closed where it has to be;
-            nothing was created.
+            The machine cannot give it, its network is not closed where it has to be, or the
+            owner has as many sandboxes as are allowed; nothing was created.
         SandboxImageMissingError, SandboxImageUnsuitableError
             The image is not on the engine, or no sandbox can be made from it.
         SandboxAttestationError
@@ -172,7 +177,7 @@ class LiveSandbox:
         async def gate(network: SharedNetwork) -> None:
             await require_proof(engine, network, spec, functools.partial(cls.unproved, engine))
 
-        return await cls._make(engine, spec, owner, extra_labels or {}, token, gate)
+        return await cls._make(engine, spec, owner, extra_labels or {}, token, gate, quota)
 
     @classmethod
     async def unproved(cls, engine: Engine, spec: SandboxSpec, owner: str) -> LiveSandbox:
@@ -192,6 +197,7 @@ class LiveSandbox:
         extra_labels: Mapping[str, str],
         token: Callable[[], str],
         gate: Callable[[SharedNetwork], Awaitable[None]],
+        quota: Quota | None = None,
     ) -> LiveSandbox:
         """Make a sandbox once `gate` has let its network pass."""
         began = time.monotonic()
@@ -201,6 +207,8 @@ class LiveSandbox:
         parts = image_parts(image, spec.image)
         info = await engine.info()
         limits = resolve_limits(spec, info, len(parts.small_volumes))
+        if quota is not None:
+            await admit(engine, owner, quota, info)
         labels = names.make_labels(
             owner=owner,
             created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -223,6 +231,8 @@ class LiveSandbox:
             inspected = await engine.inspect_container(container_id)
             attest(body, inspected, warnings, network)
             sandbox.volume = volume_name(inspected)
+            if quota is not None:
+                await keep_place(engine, owner, quota, info, container_id)
             await sandbox._start()
         except BaseException as error:
             await _in_any_case(sandbox.destroy(), error)
