@@ -9,22 +9,16 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
-import os
-import platform
-import statistics
 from dataclasses import asdict
-from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from measure import MEASUREMENTS, Round, Sizes, measure
+from report import RESULTS, circumstances, compare, keep, table
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
-RESULTS = Path(__file__).parent / "results"
 FULL = Sizes(round_trips=200, printed=50_000_000, displayed=20_000_000)
 QUICK = Sizes(round_trips=10, printed=1_000_000, displayed=1_000_000)
 PACKAGES = ("jupyter_client", "pyzmq", "sandbox-kernel")
@@ -65,68 +59,25 @@ async def run(names: list[str], rounds: int, sizes: Sizes, console: Console) -> 
 
 def summarise(turns: list[Round], names: list[str], sizes: Sizes, rounds: int) -> dict[str, Any]:
     """Return everything that was found out, ready for JSON."""
-    kernels: dict[str, Any] = {}
-    for name in names:
-        own = [turn for turn in turns if turn.kernel == name]
-        values = {
-            m.key: [turn.values[m.key] for turn in own if m.key in turn.values]
+    values = {
+        name: {
+            m.key: [t.values[m.key] for t in turns if t.kernel == name and m.key in t.values]
             for m in MEASUREMENTS
         }
-        kernels[name] = {
-            "versions": own[0].versions,
-            "values": values,
-            "medians": {key: statistics.median(each) for key, each in values.items() if each},
-        }
-    base = kernels[names[0]]["medians"]
-    for kernel in kernels.values():
-        kernel["ratios"] = {
-            key: value / base[key] for key, value in kernel["medians"].items() if base.get(key)
-        }
+        for name in names
+    }
+    kernels = compare(values, names[0])
+    for turn in turns:
+        kernels[turn.kernel]["versions"] = turn.versions
     return {
-        "date": datetime.now().astimezone().isoformat(timespec="seconds"),
+        **circumstances(),
         "baseline": names[0],
         "rounds": rounds,
         "sizes": asdict(sizes),
-        "machine": {
-            "cpus": os.cpu_count(),
-            "load": [round(value, 2) for value in os.getloadavg()],
-            "system": platform.platform(),
-        },
         "packages": {name: version(name) for name in PACKAGES},
         "measurements": {m.key: asdict(m) for m in MEASUREMENTS},
         "kernels": kernels,
     }
-
-
-def table(summary: dict[str, Any]) -> Table:
-    """Return the summary as a table for people: medians, ratios, targets."""
-    rounds, load = summary["rounds"], summary["machine"]["load"][0]
-    kernels: dict[str, Any] = summary["kernels"]
-    result = Table(title=f"Medians of {rounds} rounds, load {load} at the end")
-    result.add_column("")
-    for name in kernels:
-        result.add_column(name, justify="right")
-        if name != summary["baseline"]:
-            result.add_column("ratio", justify="right")
-    result.add_column("target", justify="right")
-    for measurement in MEASUREMENTS:
-        cells = [measurement.title]
-        for name, kernel in kernels.items():
-            value = kernel["medians"].get(measurement.key)
-            cells.append("" if value is None else measurement.text(value))
-            if name != summary["baseline"]:
-                cells.append(_ratio(kernel["ratios"].get(measurement.key), measurement.target))
-        cells.append("" if measurement.target is None else f"≤ {measurement.target:g}")
-        result.add_row(*cells)
-    return result
-
-
-def _ratio(ratio: float | None, target: float | None) -> str:
-    if ratio is None:
-        return ""
-    if target is None:
-        return f"{ratio:.2f}"
-    return f"[green]{ratio:.2f} ✓[/]" if ratio <= target else f"[red]{ratio:.2f} ✗[/]"
 
 
 def differing(kernels: dict[str, Any]) -> list[str]:
@@ -149,13 +100,11 @@ def main() -> None:
     names = list(dict.fromkeys(options.names))
     turns = asyncio.run(run(names, rounds, sizes, console))
     summary = summarise(turns, names, sizes, rounds)
-    Console().print(table(summary))
+    title = f"Medians of {rounds} rounds, load {summary['machine']['load'][0]} at the end"
+    Console().print(table(title, MEASUREMENTS, summary["kernels"], names[0]))
     for difference in differing(summary["kernels"]):
         console.print(f"[yellow]Not quite the same:[/] {difference}")
-    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-    file = options.json or RESULTS / f"kernel-{stamp}.json"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    file = keep(summary, "kernel", options.json)
     console.print(f"Written to {file}")
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from jupyter_client.asynchronous.client import AsyncKernelClient
 from jupyter_client.manager import AsyncKernelManager
+from report import Measurement
 
 from sandbox_kernel.engine.client import Engine
 from sandbox_kernel.kernel.provisioner import SandboxProvisioner
@@ -35,22 +36,6 @@ CHILD = "import subprocess\nprint('ready', flush=True)\nsubprocess.run(['sleep',
 PRINT = "line = 'x' * 999\nfor _ in range({count}):\n    print(line)"
 DISPLAY = "from IPython.display import display\ndisplay({{'text/plain': 'x' * {count}}}, raw=True)"
 _STATUS = "grep -H -E '^(Name|Uid|VmRSS):' /proc/[0-9]*/status 2>/dev/null"
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """What is measured, and the ratio to the local kernel that it should not exceed."""
-
-    key: str
-    title: str
-    unit: str = "s"
-    target: float | None = None
-
-    def text(self, value: float) -> str:
-        """Return a value for people."""
-        if self.unit == "bytes":
-            return f"{value / (1 << 20):.1f} MiB"
-        return f"{value * 1000:.1f} ms" if value < 0.1 else f"{value:.2f} s"
 
 
 MEASUREMENTS = (
@@ -205,7 +190,8 @@ async def _relay_memory(manager: AsyncKernelManager) -> float | None:
     if not isinstance(provisioner, SandboxProvisioner):
         return None
     sandbox = (await provisioner.get_provisioner_info())["sandbox"]
-    async with Engine(provisioner._endpoint()) as engine:
+    assert provisioner._settled is not None
+    async with Engine(provisioner._settled.endpoint()) as engine:
         stream = await engine.exec(sandbox, ["sh", "-c", _STATUS], user=CONTROL_USER, stdin=False)
         output = b""
         async with stream:
