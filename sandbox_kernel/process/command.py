@@ -1,9 +1,9 @@
 """One command from its start to its end (contract W2-W23): `start` and `Process`.
 
 What the command is travels over stdin only; the argv of the exec, which the engine shows to
-everybody who watches its events, is the same for all. The wrapper's reports, which carry a
-nonce, are taken out of stderr here. Three tasks belong to a `Process`: one drains the engine's
-stream whatever the reader does, one listens for lack of memory, and one waits for the timeout.
+everybody who watches its events, is the same for all. Tasks that belong to a `Process`: one
+drains the engine's stream whatever the reader does, one listens to the engine's events, one
+waits for each timeout; and it listens to the engine's `Heartbeat`.
 """
 
 from __future__ import annotations
@@ -12,64 +12,68 @@ import asyncio
 import contextlib
 import functools
 import logging
-import re
 import secrets
+import signal
 from collections.abc import Coroutine, Mapping, Sequence
 from importlib import resources
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, Literal, NoReturn, Self, TypeVar
 
 from sandbox_kernel.engine.client import Engine, ExecStream
+from sandbox_kernel.engine.faults import without_host_paths
 from sandbox_kernel.errors import (
     SandboxError,
+    SandboxGoneError,
     SandboxImageUnsuitableError,
+    SandboxPausedError,
     SandboxSpecRejectedError,
-    SandboxStartError,
-    SandboxUnknownOutcomeError,
+    SandboxUnavailableError,
 )
-from sandbox_kernel.process.output import Reports, Spool
-from sandbox_kernel.process.result import Chunk, CommandTimeoutError, Exit, Reason
-from sandbox_kernel.process.stop import Identity, StopReport, stop
+from sandbox_kernel.process.heartbeat import Heartbeat
+from sandbox_kernel.process.intake import Intake
+from sandbox_kernel.process.output import Sink, Spool
+from sandbox_kernel.process.preamble import preamble
+from sandbox_kernel.process.result import (
+    Chunk,
+    CommandError,
+    CommandGoneError,
+    CommandOutputError,
+    CommandStartError,
+    CommandTimeoutError,
+    CommandUnknownError,
+    Exit,
+    Reason,
+)
+from sandbox_kernel.process.stop import (
+    Identity,
+    Kind,
+    StopReport,
+    end_anyhow,
+    stop,
+    sweep,
+)
+from sandbox_kernel.process.verdict import KILLED, agree, verdict
 
 __all__ = ["Process", "start"]
 
 log = logging.getLogger(__name__)
 
-START_TIMEOUT: Final = 20.0
+START_TIMEOUT: Final = 60.0
 OUTPUT_LIMIT: Final = 1024**3
+_LARGEST_TERMINAL: Final = 10_000
+_LARGEST_SIGNAL: Final = 64
 _AFTER_STOP: Final = 4.0
 _STATUS_PATIENCE: Final = 2.0
-_EARLY_LIMIT: Final = 64 * 1024
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
-_SHELLS_OWN = frozenset({"PPID", "UID", "EUID", "BASHOPTS", "SHELLOPTS", "BASH_VERSINFO"})
-_KILLED = 137
+_ENGINE_TIMEOUT: Final = 5.0
+_RECORD_PATIENCE: Final = 1.0
+_FIRST_POLL, _LAST_POLL = 0.02, 0.5
+_END_OF_TERMINAL_INPUT: Final = b"\x04"
 _T = TypeVar("_T")
 
 
 @functools.cache
 def _wrapper() -> str:
     return resources.files(__package__).joinpath("wrapper.sh").read_text(encoding="utf-8")
-
-
-def preamble(nonce: str, argv: Sequence[str], env: Mapping[str, str], cwd: str) -> bytes:
-    """Return what the wrapper reads before it reports; refuse what cannot be passed on."""
-    if not argv or not argv[0]:
-        raise SandboxSpecRejectedError("argv", list(argv), "it names no program", "Name one.")
-    for name in env:
-        if not _NAME.match(name) or name in _SHELLS_OWN:
-            raise SandboxSpecRejectedError(
-                "env", name, "a shell cannot export this name", "Use another name."
-            )
-    values = [nonce, cwd, str(len(env)), *(f"{name}={value}" for name, value in env.items())]
-    values += [str(len(argv)), *argv]
-    framed = bytearray()
-    for value in values:
-        if "\0" in value:
-            raise SandboxSpecRejectedError(
-                "argv, env or cwd", None, "it holds a NUL character", "Remove it."
-            )
-        framed += b"%d\n%s\n" % (value.count("\n") + 1, value.encode("utf-8", "surrogateescape"))
-    return bytes(framed)
 
 
 async def start(
@@ -81,6 +85,8 @@ async def start(
     env: Mapping[str, str] | None = None,
     cwd: str = "/",
     timeout: float | None = None,
+    idle_timeout: float | None = None,
+    tty: tuple[int, int] | None = None,
     output_limit: int = OUTPUT_LIMIT,
 ) -> Process:
     """Start a command; when this fails or is cancelled, the command has been stopped (W21).
@@ -98,33 +104,73 @@ async def start(
     timeout
         Seconds after which the command is stopped and its output ends with
         `CommandTimeoutError`.
+    idle_timeout
+        The same, after so many seconds without any output.
+    tty
+        Rows and columns of a terminal to run it on; `None` for pipes. On a terminal all output is
+        one stream, 1; the terminal echoes the input, puts a carriage return before
+        each line end, and ends with the command, whoever else may hold it.
     output_limit
         Bytes of output after which it is stopped.
 
     Raises
     ------
-    SandboxStartError
+    CommandStartError
         When nothing ran.
+    CommandUnknownError
+        When the engine was lost meanwhile.
     SandboxImageUnsuitableError
         When the image lacks a program that the wrapper needs.
     """
-    nonce = secrets.token_hex(16)
-    sent = preamble(nonce, argv, env or {}, cwd)
-    text = _wrapper()
-    stream = await engine.exec(
-        container_id, ["sh", "-c", text, "wrapper", text], user=user, stdin=True
+    return await launch(
+        engine,
+        container_id,
+        argv,
+        Spool(),
+        user=user,
+        env=env,
+        cwd=cwd,
+        timeout=timeout,
+        idle_timeout=idle_timeout,
+        tty=tty,
+        output_limit=output_limit,
     )
-    process = Process(engine, container_id, user, stream, nonce, output_limit)
+
+
+async def launch(
+    engine: Engine,
+    container_id: str,
+    argv: Sequence[str],
+    sink: Sink,
+    *,
+    user: str,
+    env: Mapping[str, str] | None,
+    cwd: str,
+    timeout: float | None,
+    idle_timeout: float | None,
+    tty: tuple[int, int] | None,
+    output_limit: int,
+) -> Process:
+    """Start a command whose output goes to a sink; otherwise as `start`."""
+    for setting, seconds in (("timeout", timeout), ("idle_timeout", idle_timeout)):
+        if seconds is not None and not seconds > 0:
+            raise SandboxSpecRejectedError(
+                setting, seconds, "it leaves the command no time", "Give a positive number."
+            )
+    if tty is not None:
+        _check_size(tty)
+    nonce, marker = secrets.token_hex(16), secrets.token_hex(8)
+    sent = preamble(nonce, marker, argv, env or {}, cwd)
+    kind: Kind = "pipes" if tty is None else "terminal"
+    process = Process(engine, container_id, user, kind, nonce, marker, sink, output_limit)
     try:
-        async with asyncio.timeout(START_TIMEOUT):
-            await process._begin(sent, timeout)
+        await process._start(sent, tty)
     except BaseException as error:
         await _finish(process._abandon(error))
         if isinstance(error, TimeoutError) and not isinstance(error, SandboxError):
-            raise SandboxStartError(
-                f"The command did not start within {START_TIMEOUT:g} s"
-            ) from error
+            raise process._late_start() from error
         raise
+    process._watch_time(timeout, idle_timeout)
     return process
 
 
@@ -139,35 +185,42 @@ class Process:
         engine: Engine,
         container_id: str,
         user: str,
-        stream: ExecStream,
+        kind: Kind,
         nonce: str,
+        marker: str,
+        sink: Sink,
         output_limit: int,
     ) -> None:
-        self.counts = {1: 0, 2: 0}
-        self.identity: Identity | None = None
         self._engine = engine
         self._container_id = container_id
         self._user = user
-        self._stream = stream
-        self._reports = Reports(nonce)
-        self._output_limit = output_limit
-        self._spool = Spool()
-        self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._pipes = ("", "")
-        self._early = bytearray()
+        self._kind: Kind = kind
+        self._sink = sink
+        self._intake = Intake(kind, nonce, marker, sink, output_limit, self._overflow)
+        self._heartbeat = Heartbeat.of(engine)
+        self._stream: ExecStream | None = None
+        self._input_ended = False
+        # What has begun to end it; whoever sets it finishes the output too.
+        self._ending: Literal["timeout", "idle-timeout", "output-limit"] | None = None
         self._code: int | None = None
-        self._status = asyncio.Event()
         self._drained = asyncio.Event()
         self._ended = asyncio.Event()
-        self._reason: Reason = "finished"
+        self._error: SandboxError | None = None
         self._held = False
         self._given = False
         self._killed = False
+        self._interrupted = False
         self._out_of_memory = False
-        self._error: BaseException | None = None
+        self._swept = False
+        self._silent = ""
+        self._starting: asyncio.Timeout | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._drainer: asyncio.Task[None] | None = None
         self._stopping: asyncio.Task[StopReport] | None = None
+
+    @property
+    def identity(self) -> Identity | None:
+        """Its processes in the sandbox; `None` before they are known."""
+        return self._intake.identity
 
     @property
     def pid(self) -> int:
@@ -176,131 +229,191 @@ class Process:
             raise RuntimeError("the command has not been started")
         return self.identity.pid
 
+    @property
+    def counts(self) -> dict[int, int]:
+        """Bytes of output by stream, whether read or not."""
+        return self._intake.counts
+
     # -- start --------------------------------------------------------------------------------
 
-    async def _begin(self, sent: bytes, timeout: float | None) -> None:
-        self._drainer = asyncio.create_task(self._drain(), name="process-drain")
+    async def _start(self, sent: bytes, tty: tuple[int, int] | None) -> None:
+        self._heartbeat.join(self._lose)
+        try:
+            async with asyncio.timeout(START_TIMEOUT) as self._starting:
+                await self._begin(sent, tty)
+        finally:
+            self._starting = None
+
+    async def _begin(self, sent: bytes, tty: tuple[int, int] | None) -> None:
+        text = _wrapper()
+        self._stream = await self._engine.exec(
+            self._container_id,
+            ["sh", "-c", text, "wrapper", text, self._kind],
+            user=self._user,
+            tty=tty is not None,
+        )
+        self._own(self._drain(self._stream))
+        if tty is not None:
+            await self._intake.hello
+            await self._engine.resize_exec(self._stream.id, *tty)
         await self._stream.write(sent)
         watching: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._own(self._watch_memory(watching))
-        await asyncio.gather(watching, self._ready)
+        self._own(self._watch_events(watching))
+        await asyncio.gather(watching, self._intake.ready)
         await self._stream.write(b"go\n")
-        if timeout is not None:
-            self._own(self._time_out(timeout))
+        if tty is not None:
+            await self._intake.running
+
+    def _late_start(self) -> CommandError:
+        if self._silent:
+            return _lost(f"The engine was lost while the command started: {self._silent}")
+        return CommandStartError(f"The command did not start within {START_TIMEOUT:g} s")
 
     def _own(self, work: Coroutine[Any, Any, None]) -> None:
         self._tasks.add(asyncio.create_task(work, name="process-watch"))
 
     async def _abandon(self, error: BaseException) -> None:
         """End what a failed start has left; without "go" nothing of the command can run."""
-        if self.identity is not None and not self._ended.is_set():
-            await self._stop_noting(error, everything=True)
-        await self.close()
+        if self._stream is not None and not self._drained.is_set():
+            if self.identity is not None and not self._silent:
+                await self._stop_noting(error, "all")
+            elif self._kind == "terminal":
+                # The end of a connection is not the end of a terminal's input.
+                with contextlib.suppress(SandboxError):
+                    await self._stream.write(b"\n\n")
+        await self._let_go()
 
     # -- reading ------------------------------------------------------------------------------
 
-    async def _drain(self) -> None:
+    async def _drain(self, stream: ExecStream) -> None:
         """Read the engine's stream to its end, whatever becomes of the output."""
-        trouble: SandboxError | None = None
+        trouble: SandboxError | None
         try:
-            while (chunk := await self._stream.read()) is not None:
-                data, reports = chunk.data, list[list[str]]()
-                if chunk.stream == 2:
-                    data, reports = self._reports.feed(data)
-                if data:
-                    self._take(chunk.stream, data)
-                for words in reports:
-                    self._heard(words)
-            if rest := self._reports.rest():
-                self._take(2, rest)
-            state = await self._engine.inspect_exec(self._stream.id)
-            if state.running or state.exit_code is None:
-                trouble = SandboxUnknownOutcomeError(
-                    "The connection to the engine broke; the command may still be running"
-                )
-            elif not self._ready.done():
-                trouble = self._not_started(state.exit_code)
-            elif self._code is None:
-                trouble = SandboxUnknownOutcomeError(
-                    "The command's wrapper was killed, so that its exit code is not known"
-                )
+            while (chunk := await stream.read()) is not None:
+                self._intake.feed(chunk.stream, chunk.data)
+            self._intake.end()
+            trouble = await self._look_back(stream.id)
         except SandboxError as error:
-            trouble = error
+            trouble = _lost(f"The connection to the engine broke: {error}", error)
         self._finish_output(trouble)
 
-    def _finish_output(self, trouble: BaseException | None) -> None:
-        if self._ended.is_set():
-            return
-        if self._error is None:
-            self._error = trouble
-        if not self._ready.done():
-            self._ready.set_exception(
-                trouble or SandboxStartError("The command's wrapper ended before it started it")
-            )
-            self._ready.exception()
-        self._status.set()
-        self._drained.set()
-        # What a timeout ends, it says itself, with the counts that are final now.
-        if self._reason != "timeout":
-            self._ended.set()
-            self._spool.end()
+    async def _look_back(self, exec_id: str) -> SandboxError | None:
+        """Ask the engine what the end of the stream meant; give the trouble, if any."""
+        try:
+            async with asyncio.timeout(_ENGINE_TIMEOUT):
+                running, recorded = await self._recorded(exec_id, _RECORD_PATIENCE)
+                if running:
+                    return _lost("The connection to the engine broke")
+                if recorded is not None and not self._intake.ready.done():
+                    return self._not_started(recorded)
+                if recorded is not None and agree(self._intake.code, recorded):
+                    self._code = recorded
+                    return None
+                if self._swept:
+                    return None
+                return await self._missing_code(recorded)
+        except SandboxUnavailableError as error:
+            return _lost(f"The engine was lost: {error}", error)
+        except (SandboxError, TimeoutError) as error:
+            why = str(error) or "it gives no answer"
+            return _lost(f"The engine does not tell how the command ended: {why}", error)
 
-    def _take(self, stream: int, data: bytes) -> None:
-        if self._ended.is_set():
-            return
-        if not self._ready.done():
-            self._early += data[: _EARLY_LIMIT - len(self._early)]
-            return
-        self.counts[stream] += len(data)
-        if self._reason in ("timeout", "output-limit"):
-            return
-        self._spool.put(Chunk(stream, data))
-        if sum(self.counts.values()) > self._output_limit:
-            self._reason = "output-limit"
-            self._own(self._end_for_limit())
+    async def _recorded(self, exec_id: str, patience: float) -> tuple[bool, int | None]:
+        """Return whether the engine says that the wrapper runs, and else its code if it has one.
 
-    def _heard(self, words: list[str]) -> None:
-        match words:
-            case ["failed", *what] if not self._ready.done():
-                self._ready.set_exception(_refusal(" ".join(what)))
-                self._ready.exception()
-            case ["holds", out, err]:
-                self._pipes = (out, err)
-            case ["ready", root, started, pid] if not self._ready.done():
-                self.identity = Identity(int(root), int(started), int(pid), *self._pipes)
-                self._ready.set_result(None)
-            case ["exit", code] if self._ready.done() and self._code is None:
-                self._code = int(code)
-                self._status.set()
+        The engine's record of an end can be a moment behind the stream's.
+        """
+        clock = asyncio.get_running_loop().time
+        until, delay = clock() + patience, _FIRST_POLL
+        while True:
+            try:
+                state = await self._engine.inspect_exec(exec_id)
+            except SandboxGoneError:
+                # Gone with its container, or with the memory of an engine that was restarted.
+                return False, None
+            if state.exit_code is not None and not state.running:
+                return False, state.exit_code
+            if clock() + delay > until:
+                return True, None
+            await asyncio.sleep(delay)
+            delay = min(delay * 2, _LAST_POLL)
+
+    async def _missing_code(self, recorded: int | None) -> SandboxError:
+        """Tell why no code can be believed: the sandbox ended, the wrapper was killed, or worse."""
+        reason: Reason = "out-of-memory" if self._out_of_memory else "unknown"
+        try:
+            state = (await self._engine.inspect_container(self._container_id))["State"]
+        except SandboxGoneError:
+            state = None
+        if state is None or not state.get("Running"):
+            what = "was removed" if state is None else "was stopped"
+            if self._out_of_memory:
+                what = "ran out of memory and ended"
+            return CommandGoneError(f"The sandbox {what} while the command ran", reason)
+        if recorded is None:
+            return _lost("The engine was restarted and knows nothing of the command any more")
+        if self._intake.code is None:
+            why = "The command's wrapper was killed, so that its exit code is not known"
+            if self._out_of_memory:
+                why += "; the sandbox had no memory left"
+            return CommandUnknownError(why, reason)
+        return CommandUnknownError(
+            f"The exit code is not known: {self._intake.code} was reported from the sandbox, and "
+            f"the engine recorded {recorded}"
+        )
 
     def _not_started(self, code: int) -> SandboxError:
-        said = self._early.decode("utf-8", "replace").strip()[-500:]
+        said = without_host_paths(self._intake.early())
         if code in (126, 127) and "executable file not found" in said:
             return SandboxImageUnsuitableError(
                 "The image has no program sh, without which no command can be run"
             )
-        return SandboxStartError(f"The command could not be started: {said or f'code {code}'}")
+        return CommandStartError(f"The command could not be started: {said or f'code {code}'}")
 
-    async def _watch_memory(self, watching: asyncio.Future[None]) -> None:
+    def _finish_output(self, trouble: SandboxError | None) -> None:
+        """Draw the conclusions from the end of the stream."""
+        self._drained.set()
+        self._intake.refuse(
+            trouble or CommandStartError("The command's wrapper ended before it started it")
+        )
+        if self._ending is None:
+            self._end(trouble)
+
+    def _end(self, error: SandboxError | None) -> None:
+        if not self._ended.is_set():
+            self._error = error
+            self._ended.set()
+            self._sink.end()
+
+    async def _watch_events(self, watching: asyncio.Future[None]) -> None:
         try:
             async with self._engine.events.watch(self._container_id) as watch:
                 watching.set_result(None)
                 async for event in watch:
                     if event.action == "oom":
                         self._out_of_memory = True
-                    elif event.action in ("die", "destroy"):
-                        break
         except SandboxError as error:
             if not watching.done():
                 watching.set_exception(error)
+
+    def _lose(self, why: str) -> None:
+        """Hear from the heartbeat that the engine is silent: nothing else will end this."""
+        self._silent = why
+        if self._starting is not None:
+            if not self._starting.expired():
+                self._starting.reschedule(0)
+        elif self._ending is None and not self._ended.is_set():
+            self._end(_lost(f"The engine was lost: {why}"))
+            self._intake.status.set()
 
     def __aiter__(self) -> Process:
         return self
 
     async def __anext__(self) -> Chunk | Exit:
-        chunk = await self._spool.get()
-        if chunk is not None:
-            return chunk
+        if isinstance(self._sink, Spool):
+            chunk = await self._sink.get()
+            if chunk is not None:
+                return chunk
         if self._error is not None:
             raise self._error
         if self._given:
@@ -316,117 +429,265 @@ class Process:
     @property
     def exit(self) -> Exit:
         """How it ended, as far as that is known now."""
-        reason = self._reason
-        if self._code == _KILLED and self._out_of_memory and reason == "finished":
-            reason = "out-of-memory"
-        elif self._code == _KILLED and self._killed and reason == "finished":
-            reason = "killed"
-        return Exit(self._code, reason, self._held)
+        evidence = self._intake.evidence
+        reason, shown = verdict(
+            self._code,
+            evidence,
+            killed=self._killed,
+            interrupted=self._interrupted,
+            out_of_memory=self._out_of_memory,
+        )
+        if isinstance(self._error, CommandError):
+            reason = self._error.reason
+        return Exit(self._code, reason, self._held, shown, evidence.peak_memory)
 
     # -- writing ------------------------------------------------------------------------------
 
     async def write(self, data: bytes) -> None:
         """Send input; after its end a `SandboxError` (W8)."""
-        try:
-            await self._stream.write(data)
-        except RuntimeError as error:
-            raise SandboxError("The command's input has been ended") from error
+        if self._input_ended or self._stream is None or self._stream.closed:
+            raise SandboxError("The command's input has been ended")
+        await self._stream.write(data)
 
     async def end_input(self) -> None:
-        """End the command's stdin; its output goes on."""
-        await self._stream.end_input()
+        """End the command's stdin; its output goes on. On a terminal this types Ctrl-D."""
+        if self._input_ended or self._stream is None or self._stream.closed:
+            return
+        if self._kind == "terminal":
+            await self._stream.write(_END_OF_TERMINAL_INPUT)
+        else:
+            await self._stream.end_input()
+        self._input_ended = True
+
+    async def resize(self, rows: int, cols: int) -> None:
+        """Give the command's terminal another size, of which the command is told."""
+        _check_size((rows, cols))
+        if self._kind != "terminal" or self._stream is None:
+            raise SandboxError("The command has no terminal. Start it with tty=(rows, columns)")
+        await self._engine.resize_exec(self._stream.id, rows, cols)
 
     # -- ending -------------------------------------------------------------------------------
 
-    async def kill(self) -> None:
+    async def interrupt(self) -> None:
+        """Send SIGINT to the command's group; what that leads to is the command's affair."""
+        await self.signal(signal.SIGINT)
+
+    async def signal(self, signum: int) -> None:
+        """Send a signal to the command's group; nothing happens once the command has ended.
+
+        Parameters
+        ----------
+        signum
+            Its number on Linux.
+
+        Raises
+        ------
+        SandboxPausedError
+            The sandbox is paused.
+        SandboxError
+            It could not be sent.
+        """
+        if not 1 <= signum <= _LARGEST_SIGNAL:
+            raise SandboxSpecRejectedError(
+                "signum", signum, "Linux has no such signal", "Use one of 1 to 64."
+            )
+        identity = self.identity
+        if identity is None or self._ended.is_set() or self._intake.code is not None:
+            return
+        before = self._killed, self._interrupted
+        # Set before: the command's end can be heard sooner than the report.
+        self._killed |= signum == signal.SIGKILL
+        self._interrupted |= signum == signal.SIGINT
+        sent = False
+        try:
+            report = await stop(
+                self._engine,
+                self._container_id,
+                identity,
+                user=self._user,
+                mode=f"signal:{int(signum)}",
+            )
+            sent = report.found == "sent"
+        finally:
+            if not sent:
+                self._killed, self._interrupted = before
+
+    async def kill(self, everything: bool = False) -> StopReport:
         """End the command and everything that it started; idempotent (W11-W18).
 
-        The output then still gives what was received before, and the reported status.
-        """
-        if self._ended.is_set() and self._error is None:
-            return
-        was_running = self._code is None
-        report = await self._stop()
-        self._killed |= was_running and report.found == "killed"
-        await self._settle(report)
+        The output then still gives what was received before, and the reported status. A command
+        that keeps a stop from starting, as a fork bomb does, takes everything of its user along,
+        and as the last resort its sandbox: the report says so.
 
-    async def _stop(self, everything: bool = False) -> StopReport:
-        """Run one stop, shared by all who ask for it; a cancelled caller does not cut it."""
-        identity = self.identity
-        if identity is None:
+        Parameters
+        ----------
+        everything
+            End every process of the user in the sandbox, other commands included. When that
+            leaves nobody to report the command's exit code, it is `None`, with reason ``killed``.
+
+        Raises
+        ------
+        SandboxPausedError
+            The sandbox is paused, so that nothing in it can be ended.
+        SandboxError
+            It failed, or the command's status did not become known.
+        """
+        done = self._ended.is_set() and self._error is None
+        if done and not everything:
             return StopReport("nothing")
-        if self._stopping is None or self._stopping.done():
-            self._stopping = asyncio.create_task(
-                stop(
+        was_running = self._intake.code is None and not done
+        killed = self._killed
+        self._killed |= was_running
+        try:
+            report = await self._stop("everything" if everything else "command")
+        except BaseException:
+            self._killed = killed
+            raise
+        if report.found == "nothing":
+            self._killed = killed
+        await self._settle(report)
+        return report
+
+    async def _stop(self, mode: Literal["command", "all", "everything"]) -> StopReport:
+        """Run one stop, shared by all who ask for it; a cancelled caller does not cut it (W15)."""
+        while self._stopping is not None and not self._stopping.done():
+            shared, self_mode = self._stopping, self._stopping.get_name()
+            if self_mode == mode:
+                return await _finish_task(shared)
+            with contextlib.suppress(SandboxError):
+                await _finish_task(shared)
+        self._stopping = asyncio.create_task(self._do_stop(mode), name=mode)
+        return await _finish_task(self._stopping)
+
+    async def _do_stop(self, mode: Literal["command", "all", "everything"]) -> StopReport:
+        identity = self.identity
+        report = StopReport("nothing")
+        try:
+            if identity is not None:
+                report = await stop(
                     self._engine,
                     self._container_id,
                     identity,
                     user=self._user,
-                    everything=everything,
+                    mode="all" if mode == "all" else "command",
                 )
+            if mode == "everything" and report.found != "gone":
+                # The wrapper gets the time to report what it has just lost.
+                await self._patiently(self._ended)
+                self._swept = True
+                report = await sweep(self._engine, self._container_id, user=self._user)
+        except (SandboxPausedError, SandboxUnavailableError):
+            raise
+        except SandboxError as error:
+            self._swept = True
+            report = await end_anyhow(
+                self._engine, self._container_id, user=self._user, because=error
             )
-        return await _finish_task(self._stopping)
+        return report
 
-    async def _settle(self, report: StopReport) -> None:
+    async def _patiently(self, event: asyncio.Event) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_STATUS_PATIENCE):
-                await self._status.wait()
-                if not report.left:
-                    await self._ended.wait()
+                await event.wait()
+
+    async def _settle(self, report: StopReport) -> None:
+        """Bring the output to its end after a stop."""
+        await self._patiently(self._intake.status if report.held else self._ended)
         if self._ended.is_set():
             return
-        if self._code is None:
-            error = SandboxUnknownOutcomeError(
-                "The command was stopped, but its exit code did not become known"
-            )
-            for line in report.left:
-                error.add_note(f"the stop reported: {line}")
-            self._finish_output(error)
-            raise error
-        self._held = bool(report.left)
-        self._finish_output(None)
+        if self._intake.code is None and not self._swept:
+            self._fail("The command was stopped, but its exit code did not become known", report)
+        if report.left and not report.held:
+            self._fail("It cannot be told whether a process still holds the output", report)
+        self._code = self._intake.code
+        self._held = report.held
+        self._end(None)
 
-    async def _stop_noting(self, error: BaseException, everything: bool = False) -> None:
+    def _fail(self, why: str, report: StopReport) -> NoReturn:
+        error = CommandUnknownError(why)
+        for line in report.left:
+            error.add_note(f"the stop reported: {line}")
+        self._end(error)
+        raise error
+
+    async def _stop_noting(
+        self, error: BaseException, mode: Literal["command", "all"] = "command"
+    ) -> None:
         """Stop because of another error, which stays the error (W20)."""
         try:
-            report = await self._stop(everything)
+            report = await self._stop(mode)
         except SandboxError as failure:
             log.warning("the stop of a command in %s failed: %s", self._container_id[:12], failure)
             error.add_note(f"the stop failed: {failure}")
+            for note in getattr(failure, "__notes__", ()):
+                error.add_note(note)
             return
+        if report.found in ("swept", "container"):
+            what = "the sandbox" if report.found == "container" else "everything of its user"
+            error.add_note(f"the command could not be stopped alone: {what} was ended")
         for line in report.left:
             error.add_note(f"the stop reported: {line}")
+
+    # -- timeouts and limits ------------------------------------------------------------------
+
+    def _watch_time(self, timeout: float | None, idle_timeout: float | None) -> None:
+        if timeout is not None:
+            self._own(self._time_out(timeout))
+        if idle_timeout is not None:
+            self._own(self._idle_out(idle_timeout))
 
     async def _time_out(self, timeout: float) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout):
                 await self._ended.wait()
-        if self._ended.is_set():
+        await self._end_late("timeout", timeout)
+
+    async def _idle_out(self, timeout: float) -> None:
+        clock = asyncio.get_running_loop().time
+        started = clock()
+        while (left := max(self._intake.heard_at, started) + timeout - clock()) > 0:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left):
+                    await self._ended.wait()
+                    return
+        await self._end_late("idle-timeout", timeout)
+
+    async def _end_late(self, reason: Literal["timeout", "idle-timeout"], seconds: float) -> None:
+        if self._ended.is_set() or self._ending is not None:
             return
-        self._reason = "timeout"
-        notes = SandboxError()
-        await self._stop_noting(notes)
+        self._ending = reason
+        notes = await self._end_because()
+        error = CommandTimeoutError(seconds, self.counts[1], self.counts[2], reason)
+        for note in notes:
+            error.add_note(note)
+        self._end(error)
+        # A reader sees the timeout next, however much it has not read.
+        self._sink.close()
+
+    def _overflow(self, why: str) -> None:
+        if self._ending is None and not self._ended.is_set():
+            self._ending = "output-limit"
+            self._own(self._end_full(why))
+
+    async def _end_full(self, why: str) -> None:
+        notes = await self._end_because()
+        error = CommandOutputError(f"The command was stopped: {why}")
+        for note in notes:
+            error.add_note(note)
+        self._end(error)
+
+    async def _end_because(self) -> list[str]:
+        """Stop the command, let the output come to its end, and return what is to be noted."""
+        noted = SandboxError()
+        await self._stop_noting(noted)
         try:
             async with asyncio.timeout(_AFTER_STOP):
                 await self._drained.wait()
         except TimeoutError:
-            notes.add_note("the output had not ended: the counts may miss some")
-        error = CommandTimeoutError(timeout, self.counts[1], self.counts[2])
-        for note in getattr(notes, "__notes__", []):
-            error.add_note(note)
-        self._error = error
-        self._ended.set()
-        self._status.set()
-        # A reader sees the timeout next, however much it has not read.
-        self._spool.close()
+            noted.add_note("the output had not ended: the counts may miss some")
+        return list(getattr(noted, "__notes__", ()))
 
-    async def _end_for_limit(self) -> None:
-        error = SandboxError(
-            f"The command was stopped: it had written more than {self._output_limit} bytes"
-        )
-        self._error = error
-        await self._stop_noting(error)
-        self._spool.end()
+    # -- its end ------------------------------------------------------------------------------
 
     async def wait(self) -> Exit:
         """Wait for the end, without reading; the output stays to be read."""
@@ -435,14 +696,59 @@ class Process:
             raise self._error
         return self.exit
 
+    async def reattach(self, timeout: float = 0.0) -> Exit | None:
+        """Find out, after the connection was lost, what has become of the command.
+
+        Its output and input are lost with the connection; its exit code is not, as long as the
+        engine was not restarted: `Exit.code` then is what the engine recorded. It is `None` when
+        nobody knows it, which includes a record of 137: a killed wrapper leaves the same one.
+
+        Parameters
+        ----------
+        timeout
+            Seconds to wait for the end of a command that still runs.
+
+        Returns
+        -------
+        Exit | None
+            `None` while it still runs.
+
+        Raises
+        ------
+        SandboxGoneError
+            The sandbox has ended, and the command with it.
+        SandboxUnavailableError
+            The engine is still away.
+        """
+        lost = isinstance(self._error, CommandUnknownError) and self._error.reason == "engine-lost"
+        if not lost or self._stream is None or self.identity is None:
+            return self.exit if self._ended.is_set() else None
+        running, recorded = await self._recorded(self._stream.id, timeout)
+        if running:
+            return None
+        if recorded is None:
+            # The engine has forgotten the exec; the process itself is asked for.
+            report = await stop(
+                self._engine, self._container_id, self.identity, user=self._user, mode="look"
+            )
+            if report.found == "running":
+                return None
+            await self._engine.inspect_container(self._container_id)
+        code = None if recorded == KILLED else recorded
+        return Exit(code, "unknown" if code is None else "finished")
+
     async def close(self) -> None:
         """Let go of the stream and the tasks; a command that runs is not stopped by this."""
-        tasks = {*self._tasks, *((self._drainer,) if self._drainer else ())}
-        for task in tasks:
+        await _finish(self._let_go())
+
+    async def _let_go(self) -> None:
+        for task in self._tasks:
             task.cancel()
-        await self._stream.close()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        self._spool.close()
+        if self._stream is not None:
+            await self._stream.close()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._heartbeat.leave(self._lose)
+        self._sink.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -456,22 +762,23 @@ class Process:
         await _finish(self._leave(error))
 
     async def _leave(self, error: BaseException | None) -> None:
-        if not self._ended.is_set() or isinstance(self._error, SandboxUnknownOutcomeError):
-            await self._stop_noting(error or SandboxError(), everything=True)
-        await self.close()
+        unknown = isinstance(self._error, CommandUnknownError)
+        if (unknown or not self._ended.is_set()) and not self._silent:
+            await self._stop_noting(error or SandboxError(), "all")
+        await self._let_go()
 
 
-def _refusal(what: str) -> SandboxError:
-    if what.startswith("missing"):
-        return SandboxImageUnsuitableError(
-            f"The image lacks {what.removeprefix('missing ')}, without which no command can be run"
+def _check_size(size: tuple[int, int]) -> None:
+    if not all(1 <= number <= _LARGEST_TERMINAL for number in size):
+        raise SandboxSpecRejectedError(
+            "tty", size, "that is no size of a terminal", "Give rows and columns, as (24, 80)."
         )
-    reasons = {
-        "not-found": "there is no such program in the sandbox",
-        "directory": "its working directory cannot be entered",
-        "environment": "its environment cannot be set",
-    }
-    return SandboxStartError(f"The command was not started: {reasons.get(what, what)}")
+
+
+def _lost(what: str, cause: BaseException | None = None) -> CommandUnknownError:
+    error = CommandUnknownError(f"{what}. The command may still be running", "engine-lost")
+    error.__cause__ = cause
+    return error
 
 
 async def _finish(work: Coroutine[Any, Any, None]) -> None:

@@ -1,7 +1,7 @@
 """A command's output on its way to a reader (W9, W10): reports taken out, spooled, captured.
 
-No engine here. `Reports` finds the wrapper's reports in stderr; `Spool` keeps what is not yet
-read, in memory up to a bound and then in a file; `Capture` keeps the head and the tail.
+No engine here. `Reports` finds the wrapper's reports; `Spool` keeps what is not yet read, in
+memory up to a bound and then in a file; `Capture` keeps the head and the tail.
 """
 
 from __future__ import annotations
@@ -9,16 +9,31 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from collections import deque
-from typing import IO
+from typing import IO, Protocol
 
 from sandbox_kernel.process.result import Chunk
+
+__all__ = ["Capture", "Captures", "Reports", "Sink", "Spool"]
 
 MEMORY_BOUND = 4 * 1024 * 1024
 _LONGEST_REPORT = 256
 
 
+class Sink(Protocol):
+    """Where a command's output goes."""
+
+    def put(self, chunk: Chunk) -> None:
+        """Take a chunk without waiting; raises `OSError` when it cannot be kept."""
+
+    def end(self) -> None:
+        """Say that nothing follows."""
+
+    def close(self) -> None:
+        """Say that nobody wants any more of it."""
+
+
 class Reports:
-    """Takes the wrapper's reports out of stderr, however the bytes were cut into chunks.
+    """Takes the wrapper's reports out of a stream, however the bytes were cut into chunks.
 
     Bytes that could be the beginning of a report, and only those, wait for what follows.
     """
@@ -77,6 +92,8 @@ class Spool:
 
     def put(self, chunk: Chunk) -> None:
         """Append a chunk; once the file is in use, order demands that everything goes there."""
+        if self._ended:
+            return
         size = len(chunk.data)
         if self._index or self._size + size > self._memory:
             if self._file is None:
@@ -124,6 +141,24 @@ class Spool:
             self._file.close()
             self._file = None
         self.end()
+
+
+class Captures:
+    """Keeps the beginning and the end of both streams, for a call that collects them."""
+
+    def __init__(self, limit: int) -> None:
+        self.out = Capture(limit)
+        self.err = Capture(limit)
+
+    def put(self, chunk: Chunk) -> None:
+        """Take a chunk."""
+        (self.out if chunk.stream == 1 else self.err).add(chunk.data)
+
+    def end(self) -> None:
+        """Wait for nothing: nobody reads on."""
+
+    def close(self) -> None:
+        """Keep what was taken."""
 
 
 class Capture:

@@ -8,10 +8,34 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from sandbox_kernel.errors import SandboxExecTimeoutError
+from sandbox_kernel.errors import (
+    SandboxError,
+    SandboxExecTimeoutError,
+    SandboxGoneError,
+    SandboxStartError,
+    SandboxUnknownOutcomeError,
+)
 
-Reason = Literal["finished", "timeout", "killed", "out-of-memory", "output-limit", "unknown"]
-"""Why a command ended; a program that ends by itself with 137 has "finished"."""
+Reason = Literal[
+    "finished",
+    "timeout",
+    "idle-timeout",
+    "killed",
+    "interrupted",
+    "out-of-memory",
+    "pids-limit",
+    "disk-full",
+    "output-limit",
+    "engine-lost",
+    "start-failed",
+    "unknown",
+]
+"""Why a command ended; a program that ends by itself with 137 has "finished".
+
+``killed`` and ``interrupted`` are ours; ``out-of-memory``, ``pids-limit`` and ``disk-full`` say
+that the command failed and that the kernel counted such a refusal in the sandbox meanwhile:
+where several commands run at once, it may have been another one that was refused.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,19 +58,27 @@ class Exit:
         Why it ended.
     held
         Whether, after a stop, some process may still hold the output.
+    evidence
+        For people: what was counted that gave the reason, or "".
+    peak_memory
+        Most bytes of memory that the whole sandbox, not this command, has used at once since it
+        was made; `None` where the kernel does not tell.
     """
 
     code: int | None
     reason: Reason
     held: bool = False
+    evidence: str = field(default="", compare=False)
+    peak_memory: int | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
     """What a one-shot command gave.
 
-    `stdout` and `stderr` hold at most the capture limit; the byte counts are those of the whole
-    output, and a cut is marked in the bytes.
+    `stdout` and `stderr` hold at most the capture limit, with a cut marked in the bytes;
+    `stdout_bytes` and `stderr_bytes` count the whole output, `stdout_cut` and `stderr_cut` what
+    of it is not here. `duration` is in seconds. The other fields are those of `Exit`.
     """
 
     returncode: int | None
@@ -57,6 +89,10 @@ class RunResult:
     stderr_bytes: int
     truncated: bool
     duration: float
+    stdout_cut: int = 0
+    stderr_cut: int = 0
+    peak_memory: int | None = None
+    evidence: str = ""
 
     @property
     def stdout_text(self) -> str:
@@ -69,14 +105,82 @@ class RunResult:
         return self.stderr.decode("utf-8", "replace")
 
 
-class CommandTimeoutError(SandboxExecTimeoutError):
-    """A command ran into its timeout; the counts include what was on its way (W19)."""
+class CommandError(SandboxError):
+    """A command did not come to an end of its own.
 
-    def __init__(self, timeout: float, stdout_bytes: int, stderr_bytes: int) -> None:
+    Attributes
+    ----------
+    reason
+        Why, as a result would say it.
+    result
+        What it had given until then, where a one-shot call collected it.
+    """
+
+    reason: Reason = "unknown"
+    result: RunResult | None = None
+
+
+class CommandStartError(CommandError, SandboxStartError):
+    """Nothing of the command ran."""
+
+    reason: Reason = "start-failed"
+
+
+class CommandTimeoutError(CommandError, SandboxExecTimeoutError):
+    """A command ran into a timeout; the counts include what was on its way (W19).
+
+    Parameters
+    ----------
+    timeout
+        Seconds that it had: in all, or without output when `reason` is ``idle-timeout``.
+    stdout_bytes, stderr_bytes
+        What it had written.
+    reason
+        Which of the two it was.
+    """
+
+    def __init__(
+        self,
+        timeout: float,
+        stdout_bytes: int,
+        stderr_bytes: int,
+        reason: Literal["timeout", "idle-timeout"] = "timeout",
+    ) -> None:
         self.timeout = timeout
         self.stdout_bytes = stdout_bytes
         self.stderr_bytes = stderr_bytes
+        self.reason = reason
+        what = (
+            f"was still running after {timeout:g} s"
+            if reason == "timeout"
+            else f"had written nothing for {timeout:g} s"
+        )
         super().__init__(
-            f"The command was still running after {timeout:g} s and was stopped; it had written "
+            f"The command {what} and was stopped; it had written "
             f"{stdout_bytes} bytes to stdout and {stderr_bytes} to stderr"
         )
+
+
+class CommandOutputError(CommandError):
+    """A command was stopped because its output could not be taken any more."""
+
+    reason: Reason = "output-limit"
+
+
+class CommandUnknownError(CommandError, SandboxUnknownOutcomeError):
+    """How a command ended is not known; with the reason ``engine-lost`` it may still be running.
+
+    `Process.reattach` and `Process.kill` may then still reach it.
+    """
+
+    def __init__(self, message: str, reason: Reason = "unknown") -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class CommandGoneError(CommandError, SandboxGoneError):
+    """The sandbox ended while the command ran in it."""
+
+    def __init__(self, message: str, reason: Reason = "unknown") -> None:
+        super().__init__(message)
+        self.reason = reason

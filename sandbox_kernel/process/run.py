@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 
 from sandbox_kernel.engine.client import Engine
 from sandbox_kernel.errors import SandboxError
-from sandbox_kernel.process.command import OUTPUT_LIMIT, Process, start
-from sandbox_kernel.process.output import Capture
-from sandbox_kernel.process.result import Chunk, RunResult
+from sandbox_kernel.process.command import OUTPUT_LIMIT, Process, launch
+from sandbox_kernel.process.output import Captures
+from sandbox_kernel.process.result import CommandError, Exit, RunResult
 
 CAPTURE_LIMIT = 16 * 1024 * 1024
 TIMEOUT = 120.0
@@ -27,6 +27,7 @@ async def run(
     cwd: str = "/",
     stdin: bytes = b"",
     timeout: float | None = TIMEOUT,
+    idle_timeout: float | None = None,
     capture_limit: int = CAPTURE_LIMIT,
     output_limit: int = OUTPUT_LIMIT,
 ) -> RunResult:
@@ -42,39 +43,54 @@ async def run(
     Raises
     ------
     CommandTimeoutError
-        When it was still running at its timeout.
+        When it was still running at its timeout, or wrote nothing for too long.
+    CommandError
+        When it did not come to its end otherwise. In both cases `result` is what it had given
+        until then.
     """
     begun = time.monotonic()
-    process = await start(
+    captures = Captures(capture_limit)
+    process = await launch(
         engine,
         container_id,
         argv,
+        captures,
         user=user,
         env=env,
         cwd=cwd,
         timeout=timeout,
+        idle_timeout=idle_timeout,
+        tty=None,
         output_limit=output_limit,
     )
-    captured = {1: Capture(capture_limit), 2: Capture(capture_limit)}
     async with process:
         feeder = asyncio.create_task(_feed(process, stdin))
         try:
-            async for item in process:
-                if isinstance(item, Chunk):
-                    captured[item.stream].add(item.data)
+            ended = await process.wait()
+        except CommandError as error:
+            error.result = _result(process.exit, captures, begun)
+            raise
         finally:
             feeder.cancel()
             await asyncio.gather(feeder, return_exceptions=True)
-        ended = process.exit
+    return _result(ended, captures, begun)
+
+
+def _result(ended: Exit, captures: Captures, begun: float) -> RunResult:
+    out, err = captures.out, captures.err
     return RunResult(
         ended.code,
         ended.reason,
-        captured[1].value(),
-        captured[2].value(),
-        captured[1].total,
-        captured[2].total,
-        bool(captured[1].cut or captured[2].cut),
+        out.value(),
+        err.value(),
+        out.total,
+        err.total,
+        bool(out.cut or err.cut),
         time.monotonic() - begun,
+        out.cut,
+        err.cut,
+        ended.peak_memory,
+        ended.evidence,
     )
 
 

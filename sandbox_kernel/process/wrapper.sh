@@ -1,34 +1,46 @@
 #!/bin/sh
-# wrapper.sh TEXT [inner] - runs one command and accounts for it (design contract W1-W24).
+# wrapper.sh TEXT MODE [inner] - runs one command and accounts for it (design contract W1-W24).
 #
-# Run as `sh -c TEXT wrapper TEXT` by the code uid. Nothing about the command stands in this
-# argv, because the engine shows an exec's argv to everybody who watches its events. stdin brings,
-# each as a count of lines and then the lines: nonce, working directory, number of variables,
-# each NAME=VALUE, number of words, each word of the command. The report "ready" is answered by
-# the line "go" or by the end of input; what follows "go" is the command's own stdin.
+# Run as `sh -c TEXT wrapper TEXT MODE` by the code uid; MODE is "pipes" or "terminal". Nothing
+# about the command stands in this argv, because the engine shows an exec's argv to everybody who
+# watches its events. stdin brings, each as a count of lines and then the lines: nonce, working
+# directory, number of variables, each NAME=VALUE, number of words, each word of the command. The
+# report "ready" is answered by the line "go" or by the end of input; what follows "go" is the
+# command's own stdin. On a terminal the preamble may come only after "hello", which says that
+# the terminal takes bytes as they are, and the command's input only after "running".
 #
 # Reports are lines on stderr: \036 NONCE SPACE words. The nonce is in no argv, environment or
 # file. Each is one write below PIPE_BUF, so that none is ever torn.
+#   hello                   (terminal only, and without a nonce) the preamble may come
 #   failed WORDS            nothing runs; exit code 126 (127 for a command that is not there)
-#   ready ROOT START PID    ROOT: the process above everything, with its start time; PID: the command
-#   holds PIPE PIPE         what the command's stdout and stderr are connected to
-#   exit CODE               the command's own process has ended
-#   end                     the last process that could write output has closed it
+#   holds FILE FILE         what the command's stdout and stderr are connected to
+#   ready ROOT START SESSION WAITER PID START
+#                           ROOT: the process above everything, with its start time and session;
+#                           WAITER: this shell; PID: the command, with its start time
+#   running                 (terminal only) what comes now is the command's input
+#   exit CODE OOM OOM REFUSED REFUSED PEAK
+#                           the command's own process has ended; how many processes of the sandbox
+#                           had been killed for lack of memory, and how many forks refused, before
+#                           and after; the peak of the sandbox's memory; each is - when unknown
+#   full PLACE              the command failed, and this place has no room left
 #
 # Processes: ROOT is the engine's init as child subreaper where the image has it, and this shell
 # otherwise. Between the command and the engine stand two `cat`s, which end when the last holder
 # of their pipe closes it: nothing polls. The command is in a session of its own, everything of
 # the wrapper is in the exec's; no process can enter a session that exists, so that a stop can
-# tell the two apart without a list of pids.
+# tell the two apart without a list of pids. On a terminal there is one session, which is the
+# terminal's, no `cat`, and no waiting for those who hold it: a terminal goes with its command.
 #
-# What it does not do: write any file, trust one, signal anything, or survive a SIGKILL by its own
-# command, which the host then reports as an unknown outcome.
+# What it does not do: write any file, trust one, signal anything, or keep its nonce, its memory
+# and its life from processes of the same uid. A command that goes for those can make the host
+# believe a wrong code or end of this command, and no more: see `verdict.py`.
 # shellcheck disable=SC2015 # A && B || C is meant as it reads
 set -u
-if [ "${2-}" != inner ]; then
+mode=$2
+if [ "${3-}" != inner ]; then
     for init in /sbin/docker-init /run/podman-init /dev/init; do
         if [ -x "$init" ]; then
-            exec "$init" -s -- sh -c "$1" wrapper "$1" inner
+            exec "$init" -s -- sh -c "$1" wrapper "$1" "$mode" inner
         fi
     done
     root=$$
@@ -44,9 +56,10 @@ give_up() {
     report "failed $1"
     exit "${2:-126}"
 }
-# take: the next value into $value.
+# take: the next value into $value. Anything but a count is the host's way to call it off.
 take() {
     IFS= read -r lines || exit 126
+    case $lines in '' | *[!0-9]*) exit 126 ;; esac
     value=''
     while [ "$lines" -gt 0 ]; do
         IFS= read -r line || exit 126
@@ -55,38 +68,57 @@ take() {
         [ "$lines" -eq 0 ] || value=$value$newline
     done
 }
-# own_stat: the start time of process $1 into $started; its name may hold anything.
+# own_stat PID: its session and start time; the name in between may hold anything.
 own_stat() {
     whole=''
     while IFS= read -r line; do whole="$whole $line"; done <"/proc/$1/stat"
     # shellcheck disable=SC2086 # into fields
     set -- ${whole##*) }
+    session=$4
     shift 19
     started=$1
 }
-
-exec 3>&1 4>&2
-take && nonce=$value
-take && directory=$value
-take && variables=$value
-[ -r /proc/self/stat ] || give_up "missing /proc"
-for program in setsid cat ls readlink; do
-    command -v "$program" >/dev/null 2>&1 || {
-        echo "sandbox-kernel: the image lacks the program $program" >&2
-        give_up "missing $program"
+# find NAME: the program into $found, without a process of its own.
+find() {
+    found=''
+    saved=$IFS IFS=:
+    set -f
+    for folder in ${PATH-}; do
+        if [ -f "${folder:-.}/$1" ] && [ -x "${folder:-.}/$1" ]; then
+            found=${folder:-.}/$1
+            break
+        fi
+    done
+    set +f
+    IFS=$saved
+    [ -n "$found" ]
+}
+# need NAME: a program of the image.
+need() {
+    find "$1" || {
+        echo "sandbox-kernel: the image lacks the program $1" >&2
+        give_up "missing $1"
     }
-done
-# Without a process of its own; the command's PATH may not lead there.
-IFS=:
-for folder in $PATH; do
-    setsid=$folder/setsid
-    [ ! -x "$setsid" ] || break
-done
-unset IFS
+}
+# count KEY FILE: the last number that one of the kernel's files has after a key, into $count.
+count() {
+    count=-
+    { while read -r key value _; do [ "$key" != "$1" ] || count=$value; done <"$2"; } 2>/dev/null
+}
+# refusals: what the kernel has counted up to now, by cgroup v2 or v1.
+refusals() {
+    count oom_kill /sys/fs/cgroup/memory.events
+    [ "$count" != - ] || count oom_kill /sys/fs/cgroup/memory/memory.oom_control
+    killed=$count
+    count max /sys/fs/cgroup/pids.events
+    [ "$count" != - ] || count max /sys/fs/cgroup/pids/pids.events
+    refused=$count
+}
 
 # In the command's own process, up to its exec.
 become() {
     read -r self _ </proc/self/stat
+    own_stat "$self" && self_started=$started
     own_stat "$root"
     links=$(exec ls -l "/proc/$self/fd/1" "/proc/$self/fd/2") || give_up "no pipe"
     out=${links%%"$newline"*} out=${out##* } err=${links##* }
@@ -106,28 +138,88 @@ become() {
     done
     cd "$directory" 2>/dev/null || give_up "directory"
     case $1 in
-    */*) [ -e "$1" ] || give_up "not-found" 127 ;;
-    *) command -v "$1" >/dev/null 2>&1 || give_up "not-found" 127 ;;
+    */*)
+        [ -e "$1" ] || give_up "not-found" 127
+        [ -f "$1" ] && [ -x "$1" ] || give_up "not-executable"
+        ;;
+    *) find "$1" || give_up "not-found" 127 ;;
     esac
     report "holds $out $err"
-    report "ready $root $started $self"
+    report "ready $root $started $session $$ $self $self_started"
     read -r answer && [ "$answer" = go ] || exit 126
+    if [ "$mode" = terminal ]; then
+        stty sane
+        report running
+        unset nonce
+        exec "$@" 3>&- 4>&-
+    fi
     unset nonce
     exec "$setsid" "$@" 3>&- 4>&-
 }
 
-# The shell that waits for the command: its own messages ("Killed") go nowhere.
+# account CODE: the command has ended. The report comes first, since whatever needs a process
+# may fail at the limit of processes and then ends this shell.
+account() {
+    killed_before=$killed refused_before=$refused
+    refusals
+    count=-
+    for file in /sys/fs/cgroup/memory.peak /sys/fs/cgroup/memory/memory.max_usage_in_bytes; do
+        { read -r count <"$file"; } 2>/dev/null && break
+    done
+    report "exit $1 $killed_before $killed $refused_before $refused $count"
+    [ "$mode" = terminal ] || echo "$1" >&7
+    [ "$1" -ne 0 ] || return 0
+    for place in "$directory" /tmp "${HOME:-/tmp}" /dev/shm; do
+        [ -w "$place" ] || continue
+        case $(exec stat -f -c ' %a/%b %d/%c' "$place" 2>/dev/null) in
+        *' 0/'[1-9]*)
+            case $place in *[!A-Za-z0-9/._-]*) place='the working directory' ;; esac
+            report "full $place"
+            ;;
+        esac
+    done
+}
+
+exec 3>&1 4>&2
+if [ "$mode" = terminal ]; then
+    # Bytes as they are; and should the host have gone, ten silent seconds are the end of input.
+    need stty
+    stty raw -echo min 0 time 100 || give_up "no terminal"
+    report hello
+fi
+take && nonce=$value
+take && directory=$value
+take && variables=$value
+[ -r /proc/self/stat ] || give_up "missing /proc"
+for program in cat ls readlink setsid; do need "$program"; done
+setsid=$found
+refusals
+
+if [ "$mode" = terminal ]; then
+    # What the terminal says to all is for the command; this shell stays to tell how it ended.
+    trap : HUP INT QUIT TERM USR1 USR2 ALRM
+    trap '' TSTP TTIN TTOU
+    exec 8>&2 2>/dev/null # no "Killed" of its own
+    (
+        trap - HUP INT QUIT TERM USR1 USR2 ALRM TSTP TTIN TTOU
+        exec 2>&8 8>&-
+        become
+    )
+    code=$?
+    stty sane
+    account "$code"
+    exit "$code"
+fi
+
+# The shell that waits for the command.
 run() {
     exec 8>&2 2>/dev/null
     (
         exec 2>&8 7>&- 8>&-
         become
     )
-    code=$?
-    report "exit $code"
-    echo "$code" >&7
+    account "$?"
 }
 
 code=$({ { run 2>&1 >&6 6>&- | cat >&4 6>&-; } 6>&1 | cat >&3; } 7>&1)
-report end
 exit "$code"

@@ -71,7 +71,7 @@ async def test_a_kill_keeps_the_code_of_a_command_that_had_exited(any_sandbox: L
     async with await shell(any_sandbox, "sleep 7010 & echo up; exit 3") as process:
         await until_up(process)
         async with asyncio.timeout(10):
-            await process._status.wait()
+            await process._intake.status.wait()
         await process.kill()
         assert process.exit.code == 3
     assert await sleepers(any_sandbox) == []
