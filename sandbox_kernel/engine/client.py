@@ -444,6 +444,11 @@ class Engine:
             await connect(stream)
             return ExecStream(stream, self.endpoint, created.id)
 
+    async def resize_exec(self, exec_id: str, rows: int, columns: int) -> None:
+        """Give the terminal of a command that runs a size."""
+        async with self.call("resize the terminal", Subject("exec", exec_id)) as docker:
+            await Exec(docker, exec_id, tty=True).resize(h=rows, w=columns)
+
     async def inspect_exec(self, exec_id: str) -> ExecState:
         """Ask how a command is doing; the only truth after the end of its stream."""
         async with self.call("inspect the command", Subject("exec", exec_id)) as docker:
