@@ -228,10 +228,7 @@ class _NoNumber(Exception):
 def closest(name: str, known: tuple[str, ...]) -> str:
     """Say which name somebody may have meant, as the remedy of an error."""
     near = difflib.get_close_matches(name, known, n=2)
-    listed = ", ".join(known)
-    return f"Did you mean {' or '.join(near)}? Known are: {listed}." if near else (
-        f"Known are: {listed}."
-    )  # fmt: skip
+    return f"Did you mean {' or '.join(near)}?" if near else f"Known are: {', '.join(known)}."
 
 
 class _Reader:

@@ -79,11 +79,14 @@ class Decision:
         How many sandboxes the owner may have; `None` for any number.
     engines
         The engines that may be used, one rule for each file that says something of them.
+    longest_timeout
+        The longest timeout of a command, so that none may run without; `None` for no bound.
     """
 
     filled: Mapping[str, Filled] = field(default_factory=dict)
     quota: Quota | None = None
     engines: tuple[EngineRule, ...] = ()
+    longest_timeout: Filled | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +141,12 @@ class Policy:
         """
         for refusal in self.refusals(request, owner, built_in):
             raise refusal
-        return Decision(self._fillings(request, built_in or {}), self.quota, self.engines)
+        return Decision(
+            self._fillings(request, built_in or {}),
+            self.quota,
+            self.engines,
+            self._longest_timeout,
+        )
 
     def refusals(
         self,
@@ -187,6 +195,12 @@ class Policy:
             Quota(d.max_sandboxes, d.source) for d in self.documents if d.max_sandboxes is not None
         ]
         return min(limits, key=lambda quota: quota.most, default=None)
+
+    @property
+    def _longest_timeout(self) -> Filled | None:
+        caps = [(d.caps["timeout"].most, d.source) for d in self.documents if "timeout" in d.caps]
+        bounds = [(most, source) for most, source in caps if most is not None]
+        return Filled(*min(bounds)) if bounds else None
 
     @property
     def engines(self) -> tuple[EngineRule, ...]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import functools
 import logging
 import os
@@ -19,9 +18,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mappi
 from types import TracebackType
 from typing import Any, Final, NoReturn, Self, TypeVar
 
-from sandbox_kernel.config import EngineSettings, engine_settings
+from sandbox_kernel.config import EngineSettings
 from sandbox_kernel.engine.client import Engine
-from sandbox_kernel.engine.endpoint import Endpoint, resolve_endpoint
+from sandbox_kernel.engine.endpoint import Endpoint
 from sandbox_kernel.engine.images import PullPolicy, ensure_image
 from sandbox_kernel.engine.thread import EngineThread
 from sandbox_kernel.errors import (
@@ -30,20 +29,23 @@ from sandbox_kernel.errors import (
     SandboxSpecRejectedError,
     SandboxUnknownOutcomeError,
 )
+from sandbox_kernel.policy import check_engine
 from sandbox_kernel.process.command import OUTPUT_LIMIT, Process
 from sandbox_kernel.process.command import start as start_process
-from sandbox_kernel.process.result import RunResult
-from sandbox_kernel.process.run import CAPTURE_LIMIT, TIMEOUT
+from sandbox_kernel.process.result import CommandError, CommandGoneError, RunResult
+from sandbox_kernel.process.run import CAPTURE_LIMIT
 from sandbox_kernel.process.run import run as run_process
 from sandbox_kernel.sandbox.failure import CommandFailedError
 from sandbox_kernel.sandbox.home import CallersLoop, Home
 from sandbox_kernel.sandbox.live import CODE_USER, EndReason, KillOutcome, LiveSandbox
 from sandbox_kernel.sandbox.opening import Opening
+from sandbox_kernel.sandbox.order import Order, Timeouts, requested_by, settle
 from sandbox_kernel.sandbox.owner import current_owner
 from sandbox_kernel.sandbox.program import SandboxProcess
 from sandbox_kernel.sandbox.request import (
-    MAX_TIMEOUT,
+    CONFIGURED,
     CommandRequest,
+    Configured,
     check_bytes,
     check_command,
     check_limit,
@@ -114,11 +116,11 @@ class Sandbox(SandboxState):
     """
 
     def __init__(
-        self, live: LiveSandbox, home: Home, max_timeout: float, withdraw: Callable[[], None]
+        self, live: LiveSandbox, home: Home, timeouts: Timeouts, withdraw: Callable[[], None]
     ) -> None:
         self._live = live
         self._home = home
-        self._max_timeout = max_timeout
+        self._timeouts = timeouts
         self._pid = os.getpid()
         self._processes: set[Process] = set()
         self._end = functools.partial(_end, live, self._processes, withdraw)
@@ -137,8 +139,8 @@ class Sandbox(SandboxState):
         *,
         engine: str | EngineSettings | Engine | None = None,
         owner: str | None = None,
-        pull_policy: PullPolicy = "never",
-        max_timeout: float = MAX_TIMEOUT,
+        pull_policy: PullPolicy | None = None,
+        max_timeout: float | None = None,
     ) -> Opening[Sandbox]:
         """Make a sandbox.
 
@@ -149,18 +151,21 @@ class Sandbox(SandboxState):
         Parameters
         ----------
         spec
-            What is wanted; by default the image of `jupyter sandbox build` with its defaults.
+            What is wanted. What is left at its default is taken from the configuration, whose
+            own default is the image of `jupyter sandbox build` without a network; the
+            administrator's policy judges the result.
         engine
-            The engine. By default the one that ``SANDBOX_DOCKER_HOST`` names, else what the
-            docker command would use. A text is an address such as ``tcp://engine:2376`` that
-            takes the place of ``SANDBOX_DOCKER_HOST``; settings take the place of the whole
-            environment group. An open `Engine` is used in the running loop, without a thread.
+            The engine. By default the configured one, else what the docker command would use.
+            A text is an address such as ``tcp://engine:2376``; settings take the place of all
+            that is configured of the engine. An open `Engine` is used in the running loop,
+            without a thread.
         owner
             Whose it is; by default this process's user.
         pull_policy
-            When to pull the image: ``never``, ``missing`` or ``always``.
+            When to pull the image: ``never``, ``missing`` or ``always``; by default as
+            configured.
         max_timeout
-            The longest timeout in seconds that a command may ask for.
+            The longest timeout in seconds that a command may ask for; by default as configured.
 
         Returns
         -------
@@ -192,17 +197,20 @@ class Sandbox(SandboxState):
             spec = SandboxSpec()
         if not isinstance(spec, SandboxSpec):
             _refuse("spec", None, f"this is {type(spec).__name__}", "Give a SandboxSpec.")
-        if pull_policy not in ("never", "missing", "always"):
-            remedy = "Use 'never', 'missing' or 'always'."
-            _refuse("pull_policy", pull_policy, "there is no such policy", remedy)
-        if check_limit("max_timeout", max_timeout, _LONGEST_LIFE) is None:
-            _refuse("max_timeout", None, "this must be a number", "A timeout of None needs none.")
-        if owner is None:
-            owner = current_owner()
-        place = engine if isinstance(engine, Engine) else _endpoint(engine)
-        return Opening(
-            functools.partial(_open, cls, spec, place, owner, pull_policy, float(max_timeout))
-        )
+        check_limit("max_timeout", max_timeout, _LONGEST_LIFE)
+        if engine is not None and not isinstance(engine, str | EngineSettings | Engine):
+            remedy = "Give an address, EngineSettings or an open Engine."
+            _refuse("engine", None, f"this is {type(engine).__name__}", remedy)
+        asked = {**requested_by(spec), "pull_policy": pull_policy, "max_timeout": max_timeout}
+        if isinstance(engine, Engine):
+            order = settle(asked, door="python")
+            check_engine(order.engine.allowed, engine.endpoint.url, "the caller")
+            place: Endpoint | Engine = engine
+        else:
+            order = settle(asked, door="python", engine=engine)
+            place = order.endpoint()
+        owner = current_owner() if owner is None else owner
+        return Opening(functools.partial(_open, cls, order, place, owner))
 
     async def destroy(self) -> None:
         """End the sandbox with all that runs in it, and remove everything of it. Idempotent.
@@ -259,7 +267,7 @@ class Sandbox(SandboxState):
         self,
         argv: Sequence[str],
         *,
-        timeout: float | None = TIMEOUT,
+        timeout: float | Configured | None = CONFIGURED,
         idle_timeout: float | None = None,
         stdin: bytes | str = b"",
         env: Mapping[str, str] | None = None,
@@ -277,7 +285,8 @@ class Sandbox(SandboxState):
         argv
             The program and its arguments; no shell is involved.
         timeout
-            Seconds after which it is stopped; `None` for no end.
+            Seconds after which it is stopped; `None` for no end. By default as configured,
+            which is 120.
         idle_timeout
             Seconds without output after which it is stopped.
         stdin
@@ -331,7 +340,7 @@ class Sandbox(SandboxState):
         self,
         text: str,
         *,
-        timeout: float | None = TIMEOUT,
+        timeout: float | Configured | None = CONFIGURED,
         idle_timeout: float | None = None,
         stdin: bytes | str = b"",
         env: Mapping[str, str] | None = None,
@@ -369,16 +378,24 @@ class Sandbox(SandboxState):
         self,
         argv: Sequence[str],
         *,
-        timeout: float | None = TIMEOUT,
+        timeout: float | Configured | None = CONFIGURED,
         idle_timeout: float | None = None,
         env: Mapping[str, str] | None = None,
         cwd: str | os.PathLike[str] = "",
+        tty: tuple[int, int] | None = None,
         output_limit: int = OUTPUT_LIMIT,
     ) -> Opening[SandboxProcess]:
-        """Start a program to talk to while it runs; the parameters are those of `run`.
+        """Start a program to talk to while it runs; the other parameters are those of `run`.
 
         Leaving the block stops the program when it still runs. Output that is not read waits,
         in a file when there is much of it, and delays neither this program nor others.
+
+        Parameters
+        ----------
+        tty
+            Rows and columns of a terminal to run it on; by default it gets pipes. On a terminal
+            all output is one stream, the input is echoed, and lines end with a carriage return
+            too.
 
         Returns
         -------
@@ -393,13 +410,13 @@ class Sandbox(SandboxState):
         ...     async for chunk in process.output:
         ...         print(chunk)
         Chunk(stream=1, data=b'hello')
-        Exit(code=0, reason='finished', held=False)
+        Exit(code=0, reason='finished', ...)
         """
         request = self._check(argv, env, cwd, timeout, idle_timeout)
         limit = check_bytes("output_limit", output_limit)
 
         async def make() -> SandboxProcess:
-            return await self._hop(self._start, request, limit, discard=SandboxProcess.close)
+            return await self._hop(self._start, request, tty, limit, discard=SandboxProcess.close)
 
         return Opening(make)
 
@@ -428,11 +445,9 @@ class Sandbox(SandboxState):
         argv: Sequence[str],
         env: Mapping[str, str] | None,
         cwd: str | os.PathLike[str],
-        timeout: float | None,
+        timeout: float | Configured | None,
         idle_timeout: float | None,
     ) -> CommandRequest:
-        if idle_timeout is not None:
-            _refuse("idle_timeout", idle_timeout, "this is not there yet", "Use timeout.")
         return check_command(
             argv,
             env=env,
@@ -440,7 +455,7 @@ class Sandbox(SandboxState):
             cwd=cwd,
             timeout=timeout,
             idle_timeout=idle_timeout,
-            max_timeout=self._max_timeout,
+            timeouts=self._timeouts,
         )
 
     async def _hop(
@@ -477,11 +492,14 @@ class Sandbox(SandboxState):
                 cwd=request.cwd,
                 stdin=stdin,
                 timeout=request.timeout,
+                idle_timeout=request.idle_timeout,
                 capture_limit=capture_limit,
                 output_limit=output_limit,
             )
 
-    async def _start(self, request: CommandRequest, output_limit: int) -> SandboxProcess:
+    async def _start(
+        self, request: CommandRequest, tty: tuple[int, int] | None, output_limit: int
+    ) -> SandboxProcess:
         """Start a command; runs in the engine's loop."""
         self._be_running()
         async with self._explaining():
@@ -493,6 +511,8 @@ class Sandbox(SandboxState):
                 env=request.env,
                 cwd=request.cwd,
                 timeout=request.timeout,
+                idle_timeout=request.idle_timeout,
+                tty=tty,
                 output_limit=output_limit,
             )
         self._processes.add(process)
@@ -523,26 +543,29 @@ class Sandbox(SandboxState):
             if reason.kind == "engine-lost" and isinstance(error, SandboxUnknownOutcomeError):
                 error.add_note(reason.text)
                 raise
-            raise SandboxGoneError(reason.text) from error
+            raise _gone(reason, error) from error
 
 
-async def _open(
-    cls: type[Sandbox],
-    spec: SandboxSpec,
-    place: Endpoint | Engine,
-    owner: str,
-    pull_policy: PullPolicy,
-    max_timeout: float,
-) -> Sandbox:
+def _gone(reason: EndReason, error: SandboxError) -> SandboxGoneError:
+    """Return an error that says why the sandbox ended, with what is known of the command."""
+    if not isinstance(error, CommandError):
+        return SandboxGoneError(reason.text)
+    lacked = reason.kind == "out-of-memory"
+    gone = CommandGoneError(reason.text, "out-of-memory" if lacked else error.reason)
+    gone.result = error.result
+    return gone
+
+
+async def _open(cls: type[Sandbox], order: Order, place: Endpoint | Engine, owner: str) -> Sandbox:
     """Make a sandbox, in the caller's loop with an open engine and else in the engine thread's."""
     thread = EngineThread.current()
     home: Home = CallersLoop() if isinstance(place, Engine) else thread
 
     async def make() -> Sandbox:
         engine = place if isinstance(place, Engine) else await thread.engine(place)
-        await ensure_image(engine, spec.image, pull_policy)
-        live = await LiveSandbox.create(engine, spec, owner=owner)
-        return cls(live, home, max_timeout, home.at_exit(live.destroy))
+        await ensure_image(engine, order.spec.image, order.pull_policy)
+        live = await LiveSandbox.create(engine, order.spec, owner=owner, quota=order.quota)
+        return cls(live, home, order.timeouts, home.at_exit(live.destroy))
 
     return await home.call(make, discard=cls.destroy)
 
@@ -594,17 +617,6 @@ def _ended_dropped(task: asyncio.Task[None]) -> None:
     _ending.discard(task)
     if not task.cancelled() and (error := task.exception()) is not None:
         log.warning("a sandbox that was dropped will end by its lease: %s", error)
-
-
-def _endpoint(engine: str | EngineSettings | None) -> Endpoint:
-    """Choose the engine as the provisioner does."""
-    if isinstance(engine, EngineSettings):
-        return resolve_endpoint(engine)
-    if engine is not None and not isinstance(engine, str):
-        remedy = "Give an address, EngineSettings or an open Engine."
-        _refuse("engine", None, f"this is {type(engine).__name__}", remedy)
-    settings = engine_settings()
-    return resolve_endpoint(dataclasses.replace(settings, host=engine) if engine else settings)
 
 
 def _refuse(setting: str, value: object, reason: str, remedy: str) -> NoReturn:

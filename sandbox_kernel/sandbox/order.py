@@ -25,9 +25,28 @@ from sandbox_kernel.errors import SandboxSpecRejectedError
 from sandbox_kernel.policy import Quota
 from sandbox_kernel.sandbox.spec import SandboxSpec
 
-__all__ = ["Order", "requested_by", "settle"]
+__all__ = ["Order", "Timeouts", "requested_by", "settle"]
 
 _FIELDS = {field.name: field for field in dataclasses.fields(SandboxSpec)}
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """How long the commands in a sandbox may take (C4).
+
+    Parameters
+    ----------
+    default
+        Seconds for a command that does not say.
+    most
+        The longest timeout in seconds that a command may ask for.
+    bounded_by
+        The policy file on account of which a command must have a timeout; empty if it need not.
+    """
+
+    default: float
+    most: float
+    bounded_by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +76,16 @@ class Order:
     def quota(self) -> Quota | None:
         """How many sandboxes the owner may have at a time; to be given to `LiveSandbox.create`."""
         return self.settings.quota
+
+    @property
+    def timeouts(self) -> Timeouts:
+        """How long the commands in the sandbox may take."""
+        bound = self.settings.decision.longest_timeout
+        return Timeouts(
+            self.settings["timeout"],
+            self.settings["max_timeout"],
+            "" if bound is None else bound.said_by,
+        )
 
     def endpoint(self) -> Endpoint:
         """Choose the engine.

@@ -11,23 +11,36 @@ import os
 import posixpath
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from types import MappingProxyType
 from typing import Final, NoReturn
 
 from sandbox_kernel.errors import SandboxSpecRejectedError
 from sandbox_kernel.sandbox.container import WORKSPACE
+from sandbox_kernel.sandbox.order import Timeouts
 
 __all__ = [
-    "MAX_TIMEOUT",
+    "CONFIGURED",
     "CommandRequest",
+    "Configured",
     "check_bytes",
     "check_command",
     "check_limit",
     "to_bytes",
 ]
 
-MAX_TIMEOUT: Final = 3600.0
-"""The longest timeout of a command in seconds, unless the sandbox was made with another one."""
+
+class Configured(Enum):
+    """The type of `CONFIGURED`."""
+
+    VALUE = "as configured"
+
+    def __repr__(self) -> str:
+        return "CONFIGURED"
+
+
+CONFIGURED: Final = Configured.VALUE
+"""Stands for the timeout that the configuration gives to a command."""
 
 _MOST_BYTES: Final = 1 << 40
 
@@ -61,9 +74,9 @@ def check_command(
     env: Mapping[str, str] | None,
     defaults: Mapping[str, str],
     cwd: str | os.PathLike[str],
-    timeout: float | None,
+    timeout: float | Configured | None,
     idle_timeout: float | None,
-    max_timeout: float = MAX_TIMEOUT,
+    timeouts: Timeouts,
 ) -> CommandRequest:
     """Check what a caller asks for.
 
@@ -73,8 +86,8 @@ def check_command(
         As given to `Sandbox.run`.
     defaults
         Variables that `env` adds to.
-    max_timeout
-        The longest timeout that is allowed.
+    timeouts
+        What holds for the commands of the sandbox.
 
     Raises
     ------
@@ -85,9 +98,22 @@ def check_command(
         _words(argv),
         MappingProxyType({**defaults, **_variables(env)}),
         _directory(cwd),
-        check_limit("timeout", timeout, max_timeout),
-        check_limit("idle_timeout", idle_timeout, max_timeout),
+        _timeout(timeout, timeouts),
+        check_limit("idle_timeout", idle_timeout, timeouts.most),
     )
+
+
+def _timeout(value: float | Configured | None, timeouts: Timeouts) -> float | None:
+    if value is CONFIGURED:
+        return timeouts.default
+    if value is None and timeouts.bounded_by:
+        _refuse(
+            "timeout",
+            None,
+            f"the policy in {timeouts.bounded_by} allows at most {timeouts.most:g}",
+            f"Ask for at most {timeouts.most:g}.",
+        )
+    return check_limit("timeout", value, timeouts.most)
 
 
 def check_limit(setting: str, value: float | None, most: float) -> float | None:
