@@ -104,6 +104,8 @@ class LiveSandbox:
         What the engine calls the container.
     volume
         The name of its anonymous workspace volume.
+    image_id
+        The image that it runs from, by the digest of its content.
     ended
         Done when the container has ended, with an `EndReason`; it never fails.
     out_of_memory_events
@@ -121,6 +123,7 @@ class LiveSandbox:
         self.id = container_id
         self.short_id = container_id[:12]
         self.volume = ""
+        self.image_id = ""
         self.ended: asyncio.Future[EndReason] = asyncio.get_running_loop().create_future()
         self.out_of_memory_events = 0
         self._born = time.monotonic()
@@ -231,6 +234,7 @@ class LiveSandbox:
             inspected = await engine.inspect_container(container_id)
             attest(body, inspected, warnings, network)
             sandbox.volume = volume_name(inspected)
+            sandbox.image_id = image.id
             if quota is not None:
                 await keep_place(engine, owner, quota, info, container_id)
             await sandbox._start()
