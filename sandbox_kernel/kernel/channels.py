@@ -40,16 +40,24 @@ class Channels:
         What one message from the kernel may be.
     name
         The kernel's short name, for log lines.
+
+    Attributes
+    ----------
+    answered
+        Whether the kernel has sent a message since its connections were made.
+    cell
+        The parts of the kernel's latest announcement of a cell, up to the content.
     """
 
     def __init__(self, addresses: Mapping[str, Address], limits: ZmtpLimits, name: str) -> None:
         self._addresses = addresses
         self._limits = limits
         self._name = name
-        self._servers: list[asyncio.Server] = []
+        self._servers: dict[str, asyncio.Server] = {}
         self._connections: set[ClientConnection] = set()
         self._link: RelayLink | None = None
         self.answered = False
+        self.cell: list[bytes] = []
 
     async def listen(self) -> None:
         """Listen on every endpoint, in place of what earlier listeners left there."""
@@ -66,23 +74,40 @@ class Channels:
                 server = await loop.create_unix_server(connection, address)
             else:
                 server = await loop.create_server(connection, *address)
-            self._servers.append(server)
+            self._servers[channel] = server
 
     async def stop_listening(self) -> None:
         """Close the listeners and every connection."""
         self.drop_connections()
-        servers, self._servers = self._servers, []
-        for server in servers:
+        for channel in CHANNELS:
+            await self._leave(channel)
+
+    async def hand_over(self, channel: str) -> str:
+        """Leave one endpoint, so that somebody else can listen there until the next `listen`.
+
+        Returns
+        -------
+        str
+            The endpoint, as ZMQ writes it.
+        """
+        await self._leave(channel)
+        address = self._addresses[channel]
+        return f"ipc://{address}" if isinstance(address, str) else "tcp://{}:{}".format(*address)
+
+    async def _leave(self, channel: str) -> None:
+        server = self._servers.pop(channel, None)
+        if server is not None:
             server.close()
-        for server in servers:
+        self._drop(channel)
+        if server is not None:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(server.wait_closed(), 1.0)
-        self._remove_sockets()
+        self._remove_socket(channel)
 
-    def _remove_sockets(self) -> None:
-        for address in self._addresses.values():
-            if isinstance(address, str):
-                Path(address).unlink(missing_ok=True)
+    def _remove_socket(self, channel: str) -> None:
+        address = self._addresses[channel]
+        if isinstance(address, str):
+            Path(address).unlink(missing_ok=True)
 
     def use(self, link: RelayLink | None) -> None:
         """Join the connections, present and future, to this link; `None` ends them all."""
@@ -96,8 +121,13 @@ class Channels:
     def drop_connections(self) -> None:
         """End every connection; clients connect again by themselves."""
         self.answered = False
+        for channel in CHANNELS:
+            self._drop(channel)
+
+    def _drop(self, channel: str) -> None:
         for connection in tuple(self._connections):
-            connection.drop("the kernel's connections are renewed")
+            if connection.channel == channel:
+                connection.drop("the kernel's connections are renewed")
 
     async def flush(self) -> None:
         """Give what clients have just written a moment to get to the kernel.
@@ -134,6 +164,10 @@ class Channels:
         """Note that the kernel has sent a message: it handles signals by now."""
         if channel != "hb":
             self.answered = True
+
+    def note_cell(self, cell: list[bytes]) -> None:
+        """Note which cell the kernel has begun; it may say so on several connections."""
+        self.cell = cell
 
     def refuse(self, connection: ClientConnection, reason: str) -> None:
         """Log why a connection is closed because of what the kernel sent."""
@@ -228,6 +262,8 @@ class ClientConnection(asyncio.Protocol):
             return
         if self._limiter.messages > messages:
             self._channels.note_message(self.channel)
+            if self.channel == "iopub" and self._limiter.cell:
+                self._channels.note_cell(self._limiter.cell)
         if self._limiter.dropped > dropped:
             self._channels.note_dropped(self.channel)
         for piece in pieces:

@@ -13,7 +13,7 @@ import json
 import logging
 import secrets
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sandbox_kernel.engine.events import LOST, RESYNC
@@ -76,7 +76,7 @@ class KernelProcess:
         self.exited = asyncio.Event()
         self._sandbox = sandbox
         self._stream = stream
-        self._output = bytearray()
+        self._output = {1: bytearray(), 2: bytearray()}
         self._tasks: list[asyncio.Task[None]] = []
 
     @classmethod
@@ -153,7 +153,7 @@ class KernelProcess:
         error = unsuitable(state.exit_code, self._sandbox.spec.image)
         if error is not None:
             raise error
-        shown = ascii((said + b" " + bytes(self._output)).decode(errors="replace")[-300:])
+        shown = ascii((said + b" " + bytes(self._output[2])).decode(errors="replace")[-300:])
         raise SandboxStartError(
             f"The kernel's launcher ended with exit code {state.exit_code}: {shown}"
         )
@@ -208,12 +208,26 @@ class KernelProcess:
 
     def _keep(self, chunk: Chunk) -> None:
         if chunk.data:
-            self._output += chunk.data
-            del self._output[:-_KEPT_OUTPUT]
+            kept = self._output[chunk.stream]
+            kept += chunk.data
+            del kept[:-_KEPT_OUTPUT]
 
-    def last_words(self, lines: int = 8) -> str:
-        """Return the last lines that the process wrote, with control characters escaped."""
-        text = self._output.decode(errors="replace").strip()
+    def forget_output(self) -> None:
+        """Drop what was written while it started: it would not explain a later end."""
+        for kept in self._output.values():
+            kept.clear()
+
+    def last_words(self, streams: Sequence[int] = (1, 2), lines: int = 8) -> str:
+        """Return the last lines that the process wrote, with control characters escaped.
+
+        Parameters
+        ----------
+        streams
+            1 for stdout, 2 for stderr.
+        lines
+            How many.
+        """
+        text = "\n".join(self._output[s].decode(errors="replace").strip() for s in streams).strip()
         kept = text.splitlines()[-lines:]
         return "\n".join("".join(c if c.isprintable() else ascii(c)[1:-1] for c in k) for k in kept)
 

@@ -111,6 +111,8 @@ class SandboxProvisioner(KernelProvisionerBase, SandboxDefaults):  # type: ignor
         session = self._mine()
         if session is None:
             return 0
+        if session.telling and self._has_process:
+            return None
         code = session.exit_code
         if code is None and not session.usable:
             return 137

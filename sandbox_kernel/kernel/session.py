@@ -13,6 +13,8 @@ import signal
 import time
 from collections.abc import Mapping
 
+import zmq
+
 from sandbox_kernel.engine.client import Engine
 from sandbox_kernel.engine.streams import ExecStream
 from sandbox_kernel.errors import (
@@ -25,6 +27,7 @@ from sandbox_kernel.errors import (
 )
 from sandbox_kernel.kernel.channels import Address, Channels
 from sandbox_kernel.kernel.link import RelayLink, RelayReport
+from sandbox_kernel.kernel.obituary import Obituary, parent_header, stream_message
 from sandbox_kernel.kernel.process import KernelOrder, KernelProcess
 from sandbox_kernel.kernel.program import loader_argv, relay_program, unsuitable
 from sandbox_kernel.kernel.zmtp import ZmtpLimits
@@ -38,6 +41,11 @@ KERNEL_PORTS = (31001, 31002, 31003, 31004, 31005)
 """Loopback ports in a sandbox, in the order of ``CHANNELS``; below the ephemeral range."""
 
 HELLO_TIMEOUT = 20.0
+NEWS_PATIENCE = 0.5
+"""Seconds for which a death is kept from the manager, so that its clients learn the reason first;
+a client's socket connects again after 0.1 s."""
+
+_REASON_PATIENCE = 0.5
 _CONTROL_UID = int(CONTROL_USER.partition(":")[0])
 
 
@@ -58,6 +66,7 @@ class KernelSession:
         self.process: KernelProcess | None = None
         self._relay: asyncio.Task[None] | None = None
         self._mourner: asyncio.Task[None] | None = None
+        self._obituary: Obituary | None = None
         self._trouble = ""
         self._clean = True
 
@@ -88,13 +97,17 @@ class KernelSession:
     @property
     def usable(self) -> bool:
         """Whether a kernel can be launched in this session's sandbox."""
-        relay_runs = self._relay is None or not self._relay.done()
-        return relay_runs and not self.sandbox.ended.done()
+        return not self._lost and not self.sandbox.ended.done()
 
     @property
     def exit_code(self) -> int | None:
         """The kernel's exit code, or `None` while it runs; read from any thread."""
         return self.process.exit_code if self.process is not None else None
+
+    @property
+    def telling(self) -> bool:
+        """Whether clients still have to learn why the kernel ended; read from any thread."""
+        return self._mourner is not None and not self._mourner.done()
 
     async def launch(self, order: KernelOrder, timeout: float) -> None:
         """Start the kernel and wait until it listens.
@@ -122,13 +135,17 @@ class KernelSession:
                 if self._relay is None:
                     await self._start_relay()
                 await self._until_it_listens()
+                assert self.process is not None
+                self.process.forget_output()
         except TimeoutError as error:
             if isinstance(error, SandboxError):
                 raise
             raise SandboxStartError(
                 f"The kernel did not start within {timeout:g} s.{self._last_words()}"
             ) from error
-        self._mourner = asyncio.create_task(self._tell_of_its_end(), name="kernel-end")
+        self._mourner = asyncio.create_task(
+            self._tell_of_its_end(order.connection), name="kernel-end"
+        )
         log.info(
             "kernel in sandbox %s listens after %.0f ms",
             self.sandbox.short_id,
@@ -147,6 +164,9 @@ class KernelSession:
         if self._mourner is not None:
             self._mourner.cancel()
             await asyncio.wait({self._mourner})
+        obituary, self._obituary = self._obituary, None
+        if obituary is not None:
+            await obituary.close()
         if self.process is not None:
             await self.process.forget()
             self.process = None
@@ -203,14 +223,38 @@ class KernelSession:
         if listens.cancelled():
             raise SandboxStartError(self.why_it_ended() + self._last_words())
 
-    async def _tell_of_its_end(self) -> None:
-        """Log why a kernel ended that nobody asked to end."""
+    async def _tell_of_its_end(self, connection: Mapping[str, object]) -> None:
+        """Say why a kernel ended that nobody asked to end, in the log and to its clients."""
         assert self.process is not None
-        await self.process.exited.wait()
-        if self.exit_code:
-            log.warning(
-                "sandbox %s: %s%s", self.sandbox.short_id, self.why_it_ended(), self._last_words()
+        assert self._relay is not None
+        exited = asyncio.ensure_future(self.process.exited.wait())
+        try:
+            await asyncio.wait({exited, self._relay}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            exited.cancel()
+        if self.exit_code == 0:
+            return
+        # Where the whole sandbox went, the reason is a moment behind the loss of its streams.
+        await asyncio.wait({self.sandbox.ended}, timeout=_REASON_PATIENCE if self._lost else 0)
+        why = self.why_it_ended() + self._last_words(of_its_errors=True)
+        log.warning("sandbox %s: %s", self.sandbox.short_id, why)
+        cell = parent_header(self.channels.cell)
+        message = stream_message(f"The sandboxed kernel has died. {why}\n", connection, cell)
+        secret = connection.get("curve_secretkey")
+        url = await self.channels.hand_over("iopub")
+        try:
+            self._obituary = Obituary.publish(
+                url, message, str(secret).encode() if secret is not None else None
             )
+        except zmq.ZMQError as error:
+            log.warning("sandbox %s: clients cannot be told: %s", self.sandbox.short_id, error)
+            return
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._obituary.read.wait(), NEWS_PATIENCE)
+
+    @property
+    def _lost(self) -> bool:
+        return self._relay is not None and self._relay.done()
 
     def _expect_its_end(self) -> None:
         if self._mourner is not None:
@@ -220,7 +264,7 @@ class KernelSession:
         """Return why the kernel does not run, in one sentence for people (K4)."""
         if self.sandbox.ended.done():
             return self.sandbox.ended.result().text
-        if self._relay is not None and self._relay.done():
+        if self._lost:
             return self._trouble
         code = self.exit_code
         if code == 137 and self.sandbox.out_of_memory_events:
@@ -228,8 +272,9 @@ class KernelSession:
             return f"The kernel ran out of memory; the limit of the sandbox is {size} MiB."
         return f"The kernel ended with exit code {code}."
 
-    def _last_words(self) -> str:
-        words = self.process.last_words() if self.process is not None else ""
+    def _last_words(self, of_its_errors: bool = False) -> str:
+        streams = (2,) if of_its_errors else (1, 2)
+        words = self.process.last_words(streams) if self.process is not None else ""
         return f" Its last lines were:\n{words}" if words else ""
 
     async def send_signal(self, number: int) -> None:

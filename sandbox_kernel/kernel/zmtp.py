@@ -24,6 +24,9 @@ COMMAND_LIMIT = 1 << 16
 HOLD_LIMIT = 1 << 18
 """Bytes of an unfinished message that are held back, so that it can still be left out."""
 
+_NOTED = b'"execute_input"'
+_NOTED_LIMIT = 1 << 14
+
 _MORE, _LONG, _COMMAND = 1, 2, 4
 _MECHANISMS = (b"NULL", b"CURVE")
 
@@ -57,12 +60,16 @@ class ZmtpLimiter:
         Complete messages passed on.
     dropped
         Messages left out.
+    cell
+        The parts before the content of the latest message that announced a cell, or nothing.
+        Encrypted ones are not seen.
     """
 
     def __init__(self, limits: ZmtpLimits | None = None) -> None:
         self._limits = limits or ZmtpLimits()
         self.messages = 0
         self.dropped = 0
+        self.cell: list[bytes] = []
         self._greeting = bytearray()
         self._header = bytearray()
         self._held = bytearray()
@@ -157,6 +164,7 @@ class ZmtpLimiter:
             self._destination = None
         elif last or self._partly_passed or len(self._held) + size > HOLD_LIMIT:
             if self._held:
+                self._note_cell(last)
                 passed.append(bytes(self._held))
                 self._held.clear()
             self._partly_passed = True
@@ -165,6 +173,10 @@ class ZmtpLimiter:
         else:
             self._destination = self._held
             self._held += header
+
+    def _note_cell(self, last: bool) -> None:
+        if last and len(self._held) <= _NOTED_LIMIT and _NOTED in self._held:
+            self.cell = _payloads(bytes(self._held))
 
     def _leave_out(self) -> None:
         if self._partly_passed:
@@ -193,3 +205,14 @@ class ZmtpLimiter:
         self._ends_message = False
         self._leaving_out = self._partly_passed = False
         self._parts = self._bytes = 0
+
+
+def _payloads(frames: bytes) -> list[bytes]:
+    """Return the payloads of frames that are known to be whole."""
+    found, position = [], 0
+    while position < len(frames):
+        start = position + (9 if frames[position] & _LONG else 2)
+        end = start + int.from_bytes(frames[position + 1 : start], "big")
+        found.append(frames[start:end])
+        position = end
+    return found
