@@ -8,11 +8,10 @@ import time
 import pytest
 
 from sandbox_kernel.errors import SandboxExecTimeoutError
-from sandbox_kernel.process.command import Process, start
-from sandbox_kernel.process.result import Chunk, CommandTimeoutError
+from sandbox_kernel.process.result import CommandTimeoutError
 from sandbox_kernel.process.run import run
 from sandbox_kernel.sandbox.live import CODE_USER, LiveSandbox
-from tests.process.test_run import sh
+from tests.process.conftest import commands, sh, shell, until_up
 
 ESCAPES = """
 trap '' HUP INT TERM
@@ -25,27 +24,6 @@ sleep 0.2
 echo up
 exec sleep 7006
 """
-
-
-async def sleepers(sandbox: LiveSandbox) -> list[bytes]:
-    text = "for f in /proc/[0-9]*/cmdline; do tr '\\0' ' ' <$f 2>/dev/null; echo; done"
-    found = (await sh(sandbox, text)).stdout.splitlines()
-    return [line for line in found if line.startswith(b"sleep ")]
-
-
-async def shell(sandbox: LiveSandbox, text: str, **options: object) -> Process:
-    return await start(
-        sandbox.engine,
-        sandbox.id,
-        ["sh", "-c", text],
-        user=CODE_USER,
-        **options,  # type: ignore[arg-type]
-    )
-
-
-async def until_up(process: Process) -> None:
-    item = await anext(process)
-    assert isinstance(item, Chunk)
 
 
 async def test_a_kill_ends_the_whole_tree_and_nothing_else(any_sandbox: LiveSandbox) -> None:
@@ -62,8 +40,8 @@ async def test_a_kill_ends_the_whole_tree_and_nothing_else(any_sandbox: LiveSand
         assert [item async for item in process] == [process.exit]
         assert (process.exit.code, process.exit.reason) == (137, "killed")
         await process.kill()
-        assert await sleepers(any_sandbox) == [b"sleep 6000 "]
-    assert await sleepers(any_sandbox) == []
+        assert await commands(any_sandbox) == [b"sleep 6000 "]
+    assert await commands(any_sandbox) == []
 
 
 async def test_a_kill_keeps_the_code_of_a_command_that_had_exited(any_sandbox: LiveSandbox) -> None:
@@ -74,7 +52,7 @@ async def test_a_kill_keeps_the_code_of_a_command_that_had_exited(any_sandbox: L
             await process._intake.status.wait()
         await process.kill()
         assert process.exit.code == 3
-    assert await sleepers(any_sandbox) == []
+    assert await commands(any_sandbox) == []
 
 
 async def test_a_kill_of_what_has_ended_keeps_its_code(sandbox: LiveSandbox) -> None:
@@ -99,7 +77,7 @@ async def test_a_timeout_counts_every_byte_and_leaves_nothing(any_sandbox: LiveS
     assert isinstance(raised.value, TimeoutError)
     assert isinstance(raised.value, CommandTimeoutError)
     assert (raised.value.stdout_bytes, raised.value.stderr_bytes) == (2_000_000, 4)
-    assert await sleepers(any_sandbox) == []
+    assert await commands(any_sandbox) == []
 
 
 async def test_a_timeout_comes_first_for_a_reader_that_is_behind(sandbox: LiveSandbox) -> None:
@@ -126,22 +104,6 @@ async def test_a_cancelled_run_leaves_no_process_and_no_task(
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert await sleepers(sandbox) == []
+    assert await commands(sandbox) == []
     left = {t for t in asyncio.all_tasks() - before if not t.done()}
     assert not {t for t in left if t.get_name().startswith("process-")}
-
-
-async def test_a_fork_bomb_is_ended_by_a_kill(sandbox: LiveSandbox) -> None:
-    """RES-01, RES-02: as far as an exec can still start; the sandbox goes on."""
-    async with await shell(sandbox, "echo up; ulimit -u 150; f() { sleep 1 & f; }; f") as process:
-        await until_up(process)
-        await process.kill()
-    assert (await sh(sandbox, "exit 5")).returncode == 5
-
-
-async def test_lack_of_memory_is_told_by_the_engines_event(sandbox: LiveSandbox) -> None:
-    """Issue 3, RES-04: not guessed from 137."""
-    result = await sh(
-        sandbox, "exec python3 -c 'x = []\nwhile True: x.append(bytearray(10 << 20))'"
-    )
-    assert (result.returncode, result.reason) == (137, "out-of-memory")
