@@ -13,12 +13,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from sandbox_kernel.config import ConfigFile
 from sandbox_kernel.engine.images import DEFAULT_IMAGE, ImageInfo
 from sandbox_kernel.engine.probe import ProbeReport
 from sandbox_kernel.errors import SandboxSpecRejectedError
+from sandbox_kernel.policy import Policy
 from sandbox_kernel.sandbox.spec import SandboxSpec, resolve_limits
 
-__all__ = ["Check", "engine_checks", "image_check", "sandbox_check", "version_tuple"]
+__all__ = [
+    "Check",
+    "config_check",
+    "engine_checks",
+    "image_check",
+    "policy_check",
+    "sandbox_check",
+    "version_tuple",
+]
 
 Level = Literal["ok", "note", "warning", "problem"]
 
@@ -185,18 +195,40 @@ def _users(report: ProbeReport) -> Check:
     )
 
 
-def sandbox_check(info: Mapping[str, Any]) -> Check:
-    """Check what a sandbox with the default settings gets on the engine's machine."""
+def sandbox_check(info: Mapping[str, Any], spec: SandboxSpec) -> Check:
+    """Check what a sandbox with the configured settings gets on the engine's machine."""
     try:
-        limits = resolve_limits(SandboxSpec(), info)
+        limits = resolve_limits(spec, info)
     except SandboxSpecRejectedError as error:
         return Check("sandbox", "problem", f"{error.setting}: {error.reason}", error.remedy)
+    network = "no network" if spec.network == "none" else f"the network tier {spec.network!r}"
     return Check(
         "sandbox",
         "ok",
         f"by default {limits.nano_cpus / 1e9:g} processors, {limits.memory / 2**30:.1f} GiB of "
-        f"memory, {limits.pids} processes, no network",
+        f"memory, {limits.pids} processes, {network}",
     )
+
+
+def config_check(files: Sequence[ConfigFile]) -> Check:
+    """Say which configuration files hold."""
+    names = ", ".join(str(file.path) for file in files)
+    return Check("configuration", "ok", names or "no file; the built-in defaults hold")
+
+
+def policy_check(policy: Policy) -> Check:
+    """Say which policy files are in force, and whether somebody can take them away."""
+    loose = [d.source for d in policy.documents if not d.binding]
+    if not policy.documents:
+        return Check("policy", "ok", "no file; nothing is restricted")
+    names = ", ".join(document.source for document in policy.documents)
+    if loose:
+        return Check(
+            "policy",
+            "note",
+            f"{names}; self-restraint only, since others than root can change {', '.join(loose)}",
+        )
+    return Check("policy", "ok", names)
 
 
 def image_check(ref: str, image: ImageInfo | None, version: str) -> Check:

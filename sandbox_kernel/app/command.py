@@ -10,21 +10,29 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 from jupyter_core.application import JupyterApp
 from rich.console import Console
-from traitlets import Bool, Unicode
+from traitlets import Bool, HasTraits, Unicode
 from traitlets.config.application import catch_config_error
 from traitlets.config.loader import KVArgParseConfigLoader
 
 from sandbox_kernel import __version__
-from sandbox_kernel.config import EngineSettings, engine_settings
+from sandbox_kernel.config import (
+    ConfigFile,
+    Door,
+    EngineSettings,
+    engine_settings,
+    load_config_files,
+)
 from sandbox_kernel.engine.endpoint import Endpoint, resolve_endpoint
 from sandbox_kernel.errors import SandboxError, SandboxSpecRejectedError
+from sandbox_kernel.policy.document import closest
+from sandbox_kernel.sandbox.order import Order, settle
 
 ENGINE_ALIASES: dict[Any, Any] = {
     "engine": (
@@ -56,6 +64,12 @@ class SandboxCommand(JupyterApp):
     version = __version__
     aliases = ENGINE_ALIASES
     flags = ENGINE_FLAGS
+
+    config_error: SandboxError | None = None
+    """What is wrong with the configuration files, if anything; most commands then do nothing."""
+
+    works_without_config = False
+    """Whether the command does something useful when the configuration is broken."""
 
     engine_host = Unicode(
         None,
@@ -93,15 +107,50 @@ class SandboxCommand(JupyterApp):
     def initialize(self, argv: Any = None) -> None:
         """Read the command line and the configuration files; the former wins."""
         self.parse_command_line(argv)
+        if self.config_file:
+            self._usage("takes no file of its own; put it into a folder of JUPYTER_CONFIG_PATH")
         from_command_line = deepcopy(self.config)
-        self.load_config_file()
+        try:
+            files = load_config_files()
+            for file in files:
+                self._check_sections(file)
+                self.update_config(file.config)
+        except SandboxError as error:
+            # Errors become exit codes where the command is run.
+            self.config_error = error
         self.update_config(from_command_line)
+
+    def _check_sections(self, file: ConfigFile) -> None:
+        """Refuse options of commands that do not exist; of settings they have been already."""
+        # Here, since the table of commands is above this module.
+        from sandbox_kernel.app.main import command_classes
+
+        bases = [base for base in type(self).mro() if issubclass(base, HasTraits)]
+        options = {base.__name__: tuple(base.class_trait_names(config=True)) for base in bases}
+        known = (*options, *command_classes())
+        for name, section in file.config.items():
+            if not section or not (name.endswith("App") or name in options):
+                continue
+            if name not in known:
+                raise SandboxSpecRejectedError(
+                    name, None, f"there is no such command (in {file.path})", closest(name, known)
+                )
+            # Options of another command are that one's to check.
+            for option in set(section) - set(options[name]) if name in options else ():
+                raise SandboxSpecRejectedError(
+                    f"{name}.{option}",
+                    None,
+                    f"there is no such option (in {file.path})",
+                    closest(option, options[name]),
+                )
 
     def start(self) -> None:
         """Run, and end the process with the exit code."""
         if self.extra_args:
             self._usage(f"takes no argument {self.extra_args[0]!r} (see --help)")
         try:
+            if self.config_error is not None and not self.works_without_config:
+                raise self.config_error
             code = self.run()
         except SandboxError as error:
             self.log.debug("the command failed", exc_info=True)
@@ -149,18 +198,26 @@ class SandboxCommand(JupyterApp):
         """Print the result of ``--json``."""
         print(json.dumps(value, indent=2, sort_keys=True))
 
-    # -- the engine ---------------------------------------------------------------------------
+    # -- configuration and the engine ---------------------------------------------------------
 
-    def engine_settings(self) -> EngineSettings:
-        """Return the settings of the engine: the environment's, overridden by the options."""
-        changes: dict[str, Any] = {}
+    def engine_options(self) -> dict[str, object]:
+        """Return the settings of the engine that options name."""
+        asked: dict[str, object] = {}
         if self.engine_host:
-            changes["host"] = self.engine_host
+            asked["host"] = self.engine_host
         for name in ("tls_cert_path", "tls_key_path", "tls_ca_path"):
             text = getattr(self, name)
             if text:
-                changes[name] = self._absolute(name, text)
-        return replace(engine_settings(), **changes)
+                asked[name] = str(self._absolute(name, text))
+        return asked
+
+    def settle(self, requested: Mapping[str, object], door: Door = "command") -> Order:
+        """Have configuration and policy settle what the command asks for."""
+        return settle({**self.engine_options(), **requested}, door=door)
+
+    def engine_settings(self) -> EngineSettings:
+        """Return what is configured about the engine, overridden by the options."""
+        return engine_settings(self.engine_options())
 
     def endpoint(self) -> Endpoint:
         """Choose the engine."""

@@ -8,7 +8,6 @@ from typing import Any
 
 from traitlets import Bool, Float, Integer, List, Unicode
 
-from sandbox_kernel.amounts import parse_memory
 from sandbox_kernel.app.command import ENGINE_ALIASES, ENGINE_FLAGS, SandboxCommand
 from sandbox_kernel.engine.images import DEFAULT_IMAGE, ImageInfo, image_present
 from sandbox_kernel.engine.thread import EngineThread
@@ -20,7 +19,7 @@ from sandbox_kernel.kernel.kernelspec import (
     default_location,
     install_kernelspec,
 )
-from sandbox_kernel.sandbox.spec import SandboxSpec
+from sandbox_kernel.sandbox.order import Order
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -35,7 +34,7 @@ _ALIASES: dict[Any, Any] = {
     "image": (
         "InstallApp.image",
         f"Image to run from, made with `jupyter sandbox build` or based on such a one "
-        f"(default: {DEFAULT_IMAGE}).",
+        f"(default: the configured one, else {DEFAULT_IMAGE}).",
     ),
     "mem-limit": ("InstallApp.mem_limit", "Memory, as in 512M or 2G."),
     "cpu-limit": ("InstallApp.cpu_limit", "Processors, as in 1.5."),
@@ -84,7 +83,9 @@ class InstallApp(SandboxCommand):
     display_name = Unicode(DEFAULT_DISPLAY_NAME, help="Name for people. Since 0.1.").tag(
         config=True
     )
-    image = Unicode(DEFAULT_IMAGE, help="Image to run from. Since 0.1.").tag(config=True)
+    image = Unicode("", help="Image to run from; by default the configured one. Since 0.1.").tag(
+        config=True
+    )
     mem_limit = Unicode("", help="Memory, as in 2G. Since 0.1.").tag(config=True)
     cpu_limit = Float(None, allow_none=True, help="Processors. Since 0.1.").tag(config=True)
     pids_limit = Integer(None, allow_none=True, help="Processes and threads. Since 0.1.").tag(
@@ -100,12 +101,15 @@ class InstallApp(SandboxCommand):
         if self.user and self.prefix:
             self._usage("--user and --prefix (or --sys-prefix) exclude each other")
         config = self._config()
-        image, unreachable = self._look_for_image()
+        # Settled as the kernel will be, so that what the policy refuses is refused now.
+        order = self.settle(config, door="kernel")
+        ref = order.spec.image
+        image, unreachable = self._look_for_image(order)
         request = KernelRequest(
             name=self.kernel_name,
             display_name=self.display_name,
             config=config,
-            encryption=_can_encrypt(self.image, image),
+            encryption=_can_encrypt(ref, image),
         )
         location: dict[str, Any] = {"prefix": self.prefix or None, "user": self.user}
         if not self.user and not self.prefix:
@@ -118,7 +122,7 @@ class InstallApp(SandboxCommand):
                     "name": request.name,
                     "display_name": request.display_name,
                     "folder": str(folder),
-                    "image": self.image,
+                    "image": ref,
                     "image_present": None if unreachable else image is not None,
                 }
             )
@@ -129,41 +133,32 @@ class InstallApp(SandboxCommand):
         if unreachable:
             self.err.print(f"Note: {unreachable}", markup=False)
         elif image is None:
-            remedy = "jupyter sandbox build" if self.image == DEFAULT_IMAGE else "docker pull"
-            self.err.print(
-                f"Note: the engine does not have {self.image} yet; run {remedy}.", markup=False
-            )
+            remedy = "jupyter sandbox build" if ref == DEFAULT_IMAGE else "docker pull"
+            self.err.print(f"Note: the engine does not have {ref} yet; run {remedy}.", markup=False)
         return 0
 
     def _config(self) -> dict[str, Any]:
-        """Return the provisioner's configuration, with every value checked."""
-        config: dict[str, Any] = {"image": self.image}
-        limits: dict[str, Any] = {}
+        """Return the provisioner's configuration: only what options name."""
+        config: dict[str, Any] = {}
+        if self.image:
+            config["image"] = self.image
         if self.mem_limit:
-            limits["mem_limit"] = parse_memory(self.mem_limit)
             config["mem_limit"] = self.mem_limit
         for name in ("cpu_limit", "pids_limit"):
             value = getattr(self, name)
             if value is not None:
-                limits[name] = config[name] = value
+                config[name] = value
         environment = dict(self._variable(text) for text in self.environment)
         for name in self.env_keep:
             if not _VARIABLE.fullmatch(name):
                 raise SandboxSpecRejectedError(
                     "env_keep", name, "is not the name of a variable", "Give names only."
                 )
-        SandboxSpec(image=self.image, environment=environment, **limits)
         if environment:
             config["environment"] = environment
         if self.env_keep:
             config["env_keep"] = list(self.env_keep)
-        if self.engine_host:
-            config["host"] = self.engine_host
-        settings = self.engine_settings()
-        for name in ("tls_cert_path", "tls_key_path", "tls_ca_path"):
-            if getattr(self, name):
-                config[name] = str(getattr(settings, name))
-        return config
+        return {**config, **self.engine_options()}
 
     @staticmethod
     def _variable(text: str) -> tuple[str, str]:
@@ -174,12 +169,13 @@ class InstallApp(SandboxCommand):
             )
         return name, value
 
-    def _look_for_image(self) -> tuple[ImageInfo | None, str]:
+    @staticmethod
+    def _look_for_image(order: Order) -> tuple[ImageInfo | None, str]:
         """Find the image, or say why that could not be done; installing needs no engine."""
         thread = EngineThread.current()
 
         async def look() -> ImageInfo | None:
-            return await image_present(await thread.engine(self.endpoint()), self.image)
+            return await image_present(await thread.engine(order.endpoint()), order.spec.image)
 
         try:
             return thread.run(look), ""

@@ -5,22 +5,19 @@ Each subcommand lives in a module of its own that is imported when it is called.
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
-from jupyter_core.application import JupyterApp
-
-from sandbox_kernel import __version__
+from sandbox_kernel.app.group import CommandGroup
 
 _COMMANDS = {
     "status": ("status.StatusApp", "Say whether sandboxes can run here, and what to do if not."),
     "build": ("build.BuildApp", "Build the image that sandboxes run from."),
     "install": ("install.InstallApp", "Install the kernel 'Python 3 (sandbox)' for Jupyter."),
+    "config": ("config.ConfigApp", "Show the settings that hold, and where they come from."),
     "quickstart": ("quickstart.QuickstartApp", "Build, install, and run a notebook in a sandbox."),
 }
 
 
-_NO_OPTIONS: dict[Any, Any] = {}
 _SUBCOMMANDS: dict[str, Any] = {
     name: (f"sandbox_kernel.app.{path}", text) for name, (path, text) in _COMMANDS.items()
 }
@@ -35,33 +32,18 @@ jupyter sandbox COMMAND --help         # options and examples of one command
 """
 
 
-class SandboxApp(JupyterApp):
+class SandboxApp(CommandGroup):
     """Entry of the command; the work is done by the subcommands."""
 
     name = "jupyter-sandbox"
-    version = __version__
     description = "Run notebook code in hardened containers on a Docker engine."
     examples = _EXAMPLES
-
-    aliases = _NO_OPTIONS
-    flags = _NO_OPTIONS
     subcommands = _SUBCOMMANDS
 
-    def initialize(self, argv: Any = None) -> None:
-        """Hand over to the subcommand."""
-        self.parse_command_line(argv)
 
-    def start(self) -> None:
-        """Run the subcommand, or say which ones there are."""
-        if self.subapp is not None:
-            self.subapp.start()
-            return
-        unknown = " ".join(self.extra_args)
-        if unknown:
-            print(f"jupyter sandbox: there is no command {unknown!r}.", file=sys.stderr)
-            print(f"Commands: {', '.join(_COMMANDS)}.", file=sys.stderr)
-            self.exit(2)
-        self.print_help()
+def command_classes() -> tuple[str, ...]:
+    """Return the names of the commands' classes, as configuration files may name them."""
+    return tuple(path.rpartition(".")[2] for path, _ in _COMMANDS.values())
 
 
 def main(argv: list[str] | None = None) -> None:

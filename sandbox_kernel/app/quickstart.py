@@ -101,19 +101,13 @@ class QuickstartApp(SandboxCommand):
                     f"{needed} is needed to run a notebook. Install it with: "
                     "pip install 'sandbox-kernel[lab]'"
                 )
-        endpoint = self.endpoint()
+        # The kernel must find the same engine later, when the options are not there.
+        config = {"image": DEFAULT_IMAGE, **self.engine_options()}
+        endpoint = self.settle(config, door="kernel").endpoint()
         thread = EngineThread.current()
         report = thread.run(probe, endpoint)
         self._done(f"{report.product} {report.version} answers at {endpoint.url}")
         self._image(endpoint)
-        config: dict[str, Any] = {"image": DEFAULT_IMAGE}
-        if self.engine_host:
-            # The kernel must find the same engine later, when this option is not there.
-            config["host"] = self.engine_host
-            settings = self.engine_settings()
-            for name in ("tls_cert_path", "tls_key_path", "tls_ca_path"):
-                if getattr(self, name):
-                    config[name] = str(getattr(settings, name))
         location = {"prefix": self.prefix} if self.prefix else default_location()
         folder = install_kernelspec(KernelRequest(config=config), **location)
         self._done(f"the kernel {DEFAULT_DISPLAY_NAME!r} is installed in {folder}")

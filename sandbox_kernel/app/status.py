@@ -9,15 +9,24 @@ from typing import Any
 from traitlets import Unicode
 
 from sandbox_kernel import __version__
-from sandbox_kernel.app.checks import Check, engine_checks, image_check, sandbox_check
+from sandbox_kernel.app.checks import (
+    Check,
+    config_check,
+    engine_checks,
+    image_check,
+    policy_check,
+    sandbox_check,
+)
 from sandbox_kernel.app.command import ENGINE_ALIASES, ENGINE_FLAGS, SandboxCommand
 from sandbox_kernel.app.display import plain
+from sandbox_kernel.config import load_config_files, load_policy_in_force
 from sandbox_kernel.engine.endpoint import Endpoint
 from sandbox_kernel.engine.images import DEFAULT_IMAGE, image_present
 from sandbox_kernel.engine.probe import ProbeReport, probe
 from sandbox_kernel.engine.thread import EngineThread
 from sandbox_kernel.errors import SandboxError
 from sandbox_kernel.kernel.kernelspec import PROVISIONER, installed_specs
+from sandbox_kernel.sandbox.order import Order
 
 _MARKS = {
     "ok": "[green]✓[/]",
@@ -29,7 +38,10 @@ _MARKS = {
 
 _ALIASES: dict[Any, Any] = {
     **ENGINE_ALIASES,
-    "image": ("StatusApp.image", f"Image to look for (default: {DEFAULT_IMAGE})."),
+    "image": (
+        "StatusApp.image",
+        f"Image to look for (default: the configured one, else {DEFAULT_IMAGE}).",
+    ),
 }
 
 
@@ -44,15 +56,20 @@ class StatusApp(SandboxCommand):
     """``jupyter sandbox status``."""
 
     name = "jupyter-sandbox-status"
-    description = """Say whether sandboxes can run here: the engine and why this one was taken, its
-    versions and security options, the image, the kernel in Jupyter. Each problem comes with
+    description = """Say whether sandboxes can run here: configuration and policy in force, the
+    engine and why this one was taken, its versions and security options, the image, the kernel
+    in Jupyter. Each problem comes with
     what to do. The exit code is 0 when sandboxes can run and 1 when not."""
     examples = _EXAMPLES
 
     aliases = _ALIASES
     flags = ENGINE_FLAGS
 
-    image = Unicode(DEFAULT_IMAGE, help="Image to look for. Since 0.1.").tag(config=True)
+    works_without_config = True
+
+    image = Unicode("", help="Image to look for; the configured one by default. Since 0.1.").tag(
+        config=True
+    )
 
     def run(self) -> int:
         """Look at everything, and show it."""
@@ -76,15 +93,36 @@ class StatusApp(SandboxCommand):
         endpoint: Endpoint | None = None
         report: ProbeReport | None = None
         checks: list[Check] = []
+        order = self._settled(checks)
         try:
             endpoint = self.endpoint()
             checks.append(Check("endpoint", "ok", f"{endpoint.url}, from {endpoint.source}"))
             report = EngineThread.current().run(probe, endpoint)
-            checks += EngineThread.current().run(_inspect, report, self.image)
+            checks += EngineThread.current().run(_inspect, report, self.image, order)
         except SandboxError as error:
             checks.append(_problem("engine", error))
         checks.append(_kernel_check())
         return endpoint, report, checks
+
+    def _settled(self, checks: list[Check]) -> Order | None:
+        """Look at configuration and policy; return what a kernel would get by default."""
+        try:
+            if self.config_error is not None:
+                raise self.config_error
+            checks.append(config_check(load_config_files()))
+        except SandboxError as error:
+            checks.append(_problem("configuration", error))
+        try:
+            checks.append(policy_check(load_policy_in_force()))
+        except SandboxError as error:
+            checks.append(_problem("policy", error))
+        if any(check.level == "problem" for check in checks):
+            return None
+        try:
+            return self.settle({"image": self.image or None}, door="kernel")
+        except SandboxError as error:
+            checks.append(_problem("settings", error))
+            return None
 
     def _show(self, checks: list[Check], ok: bool) -> None:
         width = max(len(check.name) for check in checks)
@@ -101,10 +139,12 @@ class StatusApp(SandboxCommand):
             self.out.print(f"{problems} problem{'s' if problems > 1 else ''}: see → above.")
 
 
-async def _inspect(report: ProbeReport, ref: str) -> list[Check]:
+async def _inspect(report: ProbeReport, image: str, order: Order | None) -> list[Check]:
     engine = await EngineThread.current().engine(report.endpoint)
     checks = engine_checks(report, await engine.version())
-    checks.append(sandbox_check(await engine.info()))
+    if order is not None:
+        checks.append(sandbox_check(await engine.info(), order.spec))
+    ref = image or (DEFAULT_IMAGE if order is None else order.spec.image)
     return [*checks, image_check(ref, await image_present(engine, ref), __version__)]
 
 

@@ -239,20 +239,37 @@ def survey(
     return Survey(settings, tuple(files), policy, refusals)
 
 
-def engine_settings(environ: Mapping[str, str] | None = None) -> EngineSettings:
-    """Return what is configured about the engine when nobody asks for a certain one.
+def engine_settings(
+    requested: Mapping[str, object] | None = None,
+    *,
+    door: Door = "command",
+    environ: Mapping[str, str] | None = None,
+    files: Sequence[ConfigFile] | None = None,
+    policy: Policy | None = None,
+) -> EngineSettings:
+    """Return what is configured about the engine, whatever holds for sandboxes.
 
     Parameters
     ----------
-    environ
-        The environment; the process's own by default.
+    requested
+        Settings of the engine that the caller asks for.
+    door, environ, files, policy
+        As for `resolve`.
 
     Raises
     ------
     SandboxSpecRejectedError
-        As `resolve`.
+        A layer has something wrong in it, or the policy refuses these settings.
     """
-    return resolve(environ=environ).engine
+    files = load_config_files() if files is None else files
+    policy = load_policy_in_force() if policy is None else policy
+    settings, _ = _layered(requested or {}, door, environ, files)
+    ours = {name: e for name, e in settings.items() if SETTINGS[name].part == "engine"}
+    try:
+        decision = policy.judge(_said(ours))
+    except SandboxSpecRejectedError as refusal:
+        raise _locate(refusal, settings) from None
+    return Resolved(settings, decision=decision).engine
 
 
 def _layers(
@@ -303,10 +320,13 @@ def _asked(
     further: Mapping[str, object],
     variables: Collection[str] = (),
 ) -> dict[str, object]:
-    said = {n: e.value for n, e in settings.items() if e.origin.kind != "built-in"}
     # Of variables the policy judges the names, and nobody else needs to see the values.
     names = (*settings["environment"].value, *variables)
-    return {**said, "environment": names, **further}
+    return {**_said(settings), "environment": names, **further}
+
+
+def _said(settings: Mapping[str, Effective]) -> dict[str, object]:
+    return {name: e.value for name, e in settings.items() if e.origin.kind != "built-in"}
 
 
 def _filled(settings: Mapping[str, Effective], decision: Decision) -> dict[str, Effective]:

@@ -9,6 +9,7 @@ from sandbox_kernel.policy.document import Cap, Consent, MountGrant, PolicyDocum
 from sandbox_kernel.policy.files import POLICY_NAME, load_policy
 from sandbox_kernel.policy.judgement import Decision, Filled, Owner, Policy, Quota
 from sandbox_kernel.policy.patterns import EngineRule, check_engine
+from sandbox_kernel.policy.summary import Statement, statements
 
 __all__ = [
     "POLICY_NAME",
@@ -22,7 +23,9 @@ __all__ = [
     "Policy",
     "PolicyDocument",
     "Quota",
+    "Statement",
     "check_engine",
     "load_policy",
     "parse_policy",
+    "statements",
 ]

@@ -16,6 +16,7 @@ from sandbox_kernel.app.checks import (
 from sandbox_kernel.engine.endpoint import Endpoint
 from sandbox_kernel.engine.images import DEFAULT_IMAGE, ImageInfo
 from sandbox_kernel.engine.probe import ProbeReport, report
+from sandbox_kernel.sandbox.spec import SandboxSpec
 
 INFO: dict[str, Any] = {
     "OperatingSystem": "Debian GNU/Linux 12",
@@ -120,9 +121,9 @@ def test_swap_without_a_limit_is_a_problem_with_its_own_remedy() -> None:
 def test_what_a_sandbox_gets_by_default_is_told() -> None:
     """E7, B5"""
     info = {**INFO, "CpuCfsPeriod": True}
-    assert sandbox_check(info).level == "ok"
-    assert "2 processors, 2.0 GiB" in sandbox_check(info).text
-    refused = sandbox_check({**info, "Architecture": "riscv64"})
+    assert sandbox_check(info, SandboxSpec()).level == "ok"
+    assert "2 processors, 2.0 GiB" in sandbox_check(info, SandboxSpec()).text
+    refused = sandbox_check({**info, "Architecture": "riscv64"}, SandboxSpec())
     assert refused.level == "problem"
     assert refused.remedy
 
