@@ -64,6 +64,9 @@ PROOF_TTL: Final = 600.0
 PROBE_SECONDS: Final = 2.0
 """How long a target gets; the second attempt of a connection comes after one."""
 
+PROBE_IMAGE: Final = DEFAULT_IMAGE
+"""Our own, whatever image the sandbox has: who makes an image could make one that lies."""
+
 PROBE_OWNER: Final = "firewall-probe"
 """Whose the probe's sandboxes are; they belong to nobody who could want them back."""
 
@@ -223,7 +226,7 @@ async def require_proof(
                 make,
                 dns=key[1],
                 controls=await asyncio.to_thread(control_addresses, engine.endpoint),
-                image=spec.firewall_probe_image,
+                image=PROBE_IMAGE,
             )
             proof.made, proof.interruptions = clock(), interruptions
         result = proof.result
@@ -260,7 +263,7 @@ async def probe_network(
     *,
     dns: str | None = None,
     controls: Sequence[ControlAddress] = (),
-    image: str = DEFAULT_IMAGE,
+    image: str = PROBE_IMAGE,
     seconds: float = PROBE_SECONDS,
 ) -> Readiness:
     """Find out what a sandbox on a network reaches.

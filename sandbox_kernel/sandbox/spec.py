@@ -59,9 +59,6 @@ class SandboxSpec:
         IPv4 address of the one resolver of the tier ``egress``; by default the engine's own.
     require_egress_firewall
         Whether ``egress`` is refused until a probe has shown that the firewall holds.
-    firewall_probe_image
-        Image of that probe, which has Python 3.8. It has to be one that is trusted to tell the
-        truth, hence not the sandbox's own.
     cpu_limit
         Processors, fractions allowed; by default 2, or what the machine has.
     mem_limit
@@ -97,7 +94,6 @@ class SandboxSpec:
     network: str = "none"
     dns: str | None = None
     require_egress_firewall: bool = False
-    firewall_probe_image: str = DEFAULT_IMAGE
     cpu_limit: float | None = None
     mem_limit: int | None = None
     pids_limit: int = 256
@@ -111,12 +107,8 @@ class SandboxSpec:
     prefix: str = "sbx-"
 
     def __post_init__(self) -> None:
-        for setting, image in (
-            ("image", self.image),
-            ("firewall_probe_image", self.firewall_probe_image),
-        ):
-            if not isinstance(image, str) or not _IMAGE.fullmatch(image):
-                _refuse(setting, image, "this is not the name of an image", "Name an image.")
+        if not isinstance(self.image, str) or not _IMAGE.fullmatch(self.image):
+            _refuse("image", self.image, "this is not the name of an image", "Name an image.")
         check_network(self.network, self.dns, self.require_egress_firewall)
         _number("cpu_limit", self.cpu_limit, 0.01, 4096, optional=True)
         _whole("mem_limit", self.mem_limit, _SMALLEST_MEMORY, 1 << 60, optional=True)

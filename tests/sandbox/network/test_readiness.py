@@ -48,6 +48,17 @@ pytestmark = pytest.mark.timeout(300)
 Create = Callable[..., Awaitable[LiveSandbox]]
 
 
+@pytest.fixture(autouse=True)
+def probe_image(monkeypatch: pytest.MonkeyPatch, lab: NetworkLab) -> Callable[[str], None]:
+    """Set the image of the probe: the laboratory's own, which is small."""
+
+    def use(image: str) -> None:
+        monkeypatch.setattr(readiness, "PROBE_IMAGE", image)
+
+    use(lab.image)
+    return use
+
+
 @pytest.fixture
 async def create(lab: NetworkLab, lab_engine: Engine) -> AsyncIterator[Create]:
     """Make sandboxes behind a firewall that has to be proved; nothing of the probe may stay."""
@@ -60,7 +71,6 @@ async def create(lab: NetworkLab, lab_engine: Engine) -> AsyncIterator[Create]:
                 "network": "egress",
                 "dns": RESOLVER,
                 "require_egress_firewall": True,
-                "firewall_probe_image": lab.image,
                 **settings,
             }
         )
@@ -272,14 +282,18 @@ async def test_a_cancelled_probe_leaves_nothing(
     assert len(counted) == 3
 
 
-async def test_a_probe_needs_its_image(lab: NetworkLab, create: Create) -> None:
+async def test_a_probe_needs_its_image(
+    lab: NetworkLab, create: Create, probe_image: Callable[[str], None]
+) -> None:
     """B4: one that is missing, or has no Python, is an error and not a proof."""
     load_rules(lab, "nft")
+    probe_image("nobody/has:this")
     with pytest.raises(SandboxImageMissingError, match="nobody/has:this"):
-        await create(firewall_probe_image="nobody/has:this")
+        await create()
     lab.api.import_image(busybox_archive(), "sandbox-kernel-test/bare:latest", ["ENV PATH=/bin"])
+    probe_image("sandbox-kernel-test/bare:latest")
     with pytest.raises(SandboxImageUnsuitableError, match="no python3"):
-        await create(firewall_probe_image="sandbox-kernel-test/bare:latest")
+        await create()
 
 
 @pytest.mark.parametrize(
@@ -287,14 +301,17 @@ async def test_a_probe_needs_its_image(lab: NetworkLab, create: Create) -> None:
     ["", "garbage", "[]", '{"nonce": "guessed", "port": 1}', "{" * 5000],
     ids=["silent", "garbage", "no object", "another nonce", "deep"],
 )
-async def test_a_lying_image_proves_nothing(lab: NetworkLab, create: Create, answer: str) -> None:
+async def test_a_lying_image_proves_nothing(
+    lab: NetworkLab, create: Create, probe_image: Callable[[str], None], answer: str
+) -> None:
     """B4: the report has to carry the nonce of this very probe."""
     load_rules(lab, "nft")
     liar = f"#!/bin/sh\nhead -c 100 >/dev/null\necho '{answer}'\n"
     archive = busybox_archive({"bin/python3": liar.encode()})
     lab.api.import_image(archive, "sandbox-kernel-test/liar:latest", ["ENV PATH=/bin"])
+    probe_image("sandbox-kernel-test/liar:latest")
     with pytest.raises(SandboxProtocolError, match="no report"):
-        await create(firewall_probe_image="sandbox-kernel-test/liar:latest")
+        await create()
 
 
 # -- verdicts, without an engine ------------------------------------------------------------------
