@@ -15,8 +15,13 @@ __all__ = [
     "BlockingProcess",
     "BlockingSandbox",
     "Chunk",
+    "CommandError",
     "CommandFailedError",
+    "CommandGoneError",
+    "CommandOutputError",
+    "CommandStartError",
     "CommandTimeoutError",
+    "CommandUnknownError",
     "EndReason",
     "EngineSettings",
     "Exit",
@@ -44,6 +49,7 @@ __all__ = [
     "SandboxStartError",
     "SandboxUnavailableError",
     "SandboxUnknownOutcomeError",
+    "StopReport",
     "open_sandbox",
 ]
 
@@ -70,7 +76,18 @@ if TYPE_CHECKING:
         SandboxUnavailableError,
         SandboxUnknownOutcomeError,
     )
-    from sandbox_kernel.process.result import Chunk, CommandTimeoutError, Exit, RunResult
+    from sandbox_kernel.process.result import (
+        Chunk,
+        CommandError,
+        CommandGoneError,
+        CommandOutputError,
+        CommandStartError,
+        CommandTimeoutError,
+        CommandUnknownError,
+        Exit,
+        RunResult,
+    )
+    from sandbox_kernel.process.stop import StopReport
     from sandbox_kernel.sandbox.blocking import BlockingProcess, BlockingSandbox, open_sandbox
     from sandbox_kernel.sandbox.facade import Sandbox
     from sandbox_kernel.sandbox.failure import CommandFailedError
@@ -83,8 +100,13 @@ _MODULES = {
     "BlockingProcess": "sandbox.blocking",
     "BlockingSandbox": "sandbox.blocking",
     "Chunk": "process.result",
+    "CommandError": "process.result",
     "CommandFailedError": "sandbox.failure",
+    "CommandGoneError": "process.result",
+    "CommandOutputError": "process.result",
+    "CommandStartError": "process.result",
     "CommandTimeoutError": "process.result",
+    "CommandUnknownError": "process.result",
     "EndReason": "sandbox.live",
     "EngineSettings": "config",
     "Exit": "process.result",
@@ -93,6 +115,7 @@ _MODULES = {
     "Sandbox": "sandbox.facade",
     "SandboxProcess": "sandbox.program",
     "SandboxSpec": "sandbox.spec",
+    "StopReport": "process.stop",
     "open_sandbox": "sandbox.blocking",
 }
 

@@ -88,7 +88,7 @@ class BlockingProcess(_Twin[SandboxProcess], ProcessState):
     ...     for chunk in process.output:
     ...         print(chunk)
     Chunk(stream=1, data=b'hello\n')
-    Exit(code=0, reason='finished', held=False)
+    Exit(code=0, reason='finished', ...)
     """
 
     def __init__(self, twin: SandboxProcess) -> None:
@@ -116,7 +116,12 @@ class BlockingProcess(_Twin[SandboxProcess], ProcessState):
     wait = _hopping(SandboxProcess.wait)
     write = _hopping(SandboxProcess.write)
     end_input = _hopping(SandboxProcess.end_input)
+    interrupt = _hopping(SandboxProcess.interrupt)
+    signal = _hopping(SandboxProcess.signal)
+    resize = _hopping(SandboxProcess.resize)
     kill = _hopping(SandboxProcess.kill)
+    kill_leftovers = _hopping(SandboxProcess.kill_leftovers)
+    reattach = _hopping(SandboxProcess.reattach)
     close = _hopping(SandboxProcess.close)
     __exit__ = _hopping(SandboxProcess.__aexit__)
 
@@ -138,6 +143,7 @@ class BlockingSandbox(_Twin[Sandbox], SandboxState):
     def __init__(self, twin: Sandbox) -> None:
         super().__init__(twin)
         self._live = twin._live
+        self._timeouts = twin._timeouts
 
     def __enter__(self) -> Self:
         return self

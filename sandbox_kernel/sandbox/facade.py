@@ -21,7 +21,7 @@ from typing import Any, Final, NoReturn, Self, TypeVar
 from sandbox_kernel.config import EngineSettings
 from sandbox_kernel.engine.client import Engine
 from sandbox_kernel.engine.endpoint import Endpoint
-from sandbox_kernel.engine.images import PullPolicy, ensure_image
+from sandbox_kernel.engine.images import ProgressCallback, PullPolicy, ensure_image
 from sandbox_kernel.engine.thread import EngineThread
 from sandbox_kernel.errors import (
     SandboxError,
@@ -49,6 +49,7 @@ from sandbox_kernel.sandbox.request import (
     check_bytes,
     check_command,
     check_limit,
+    check_terminal,
     to_bytes,
 )
 from sandbox_kernel.sandbox.spec import Limits, SandboxSpec
@@ -68,6 +69,7 @@ class SandboxState:
     """What can be asked of a sandbox without waiting; the same for both twins."""
 
     _live: LiveSandbox
+    _timeouts: Timeouts
 
     @property
     def id(self) -> str:
@@ -88,6 +90,16 @@ class SandboxState:
     def limits(self) -> Limits:
         """What that came to on the engine's machine."""
         return self._live.limits
+
+    @property
+    def image_id(self) -> str:
+        """The image that it runs from, by the digest of its content."""
+        return self._live.image_id
+
+    @property
+    def timeouts(self) -> Timeouts:
+        """How long commands in it may take."""
+        return self._timeouts
 
     @property
     def ended(self) -> EndReason | None:
@@ -209,8 +221,35 @@ class Sandbox(SandboxState):
         else:
             order = settle(asked, door="python", engine=engine)
             place = order.endpoint()
+        return cls._opening(order, place, owner)
+
+    @classmethod
+    def from_order(
+        cls, order: Order, *, owner: str | None = None, progress: ProgressCallback | None = None
+    ) -> Opening[Sandbox]:
+        """Make the sandbox of an order that is settled already; otherwise like `create`.
+
+        Parameters
+        ----------
+        order
+            What configuration and policy came to.
+        owner
+            Whose it is; by default this process's user.
+        progress
+            Told, in the engine's loop, how far the pull of the image is.
+        """
+        return cls._opening(order, order.endpoint(), owner, progress)
+
+    @classmethod
+    def _opening(
+        cls,
+        order: Order,
+        place: Endpoint | Engine,
+        owner: str | None,
+        progress: ProgressCallback | None = None,
+    ) -> Opening[Sandbox]:
         owner = current_owner() if owner is None else owner
-        return Opening(functools.partial(_open, cls, order, place, owner))
+        return Opening(functools.partial(_open, cls, order, place, owner, progress))
 
     async def destroy(self) -> None:
         """End the sandbox with all that runs in it, and remove everything of it. Idempotent.
@@ -413,10 +452,12 @@ class Sandbox(SandboxState):
         Exit(code=0, reason='finished', ...)
         """
         request = self._check(argv, env, cwd, timeout, idle_timeout)
-        limit = check_bytes("output_limit", output_limit)
+        work = functools.partial(
+            self._start, request, check_terminal(tty), check_bytes("output_limit", output_limit)
+        )
 
         async def make() -> SandboxProcess:
-            return await self._hop(self._start, request, tty, limit, discard=SandboxProcess.close)
+            return await self._hop(work, discard=SandboxProcess.close)
 
         return Opening(make)
 
@@ -556,14 +597,20 @@ def _gone(reason: EndReason, error: SandboxError) -> SandboxGoneError:
     return gone
 
 
-async def _open(cls: type[Sandbox], order: Order, place: Endpoint | Engine, owner: str) -> Sandbox:
+async def _open(
+    cls: type[Sandbox],
+    order: Order,
+    place: Endpoint | Engine,
+    owner: str,
+    progress: ProgressCallback | None,
+) -> Sandbox:
     """Make a sandbox, in the caller's loop with an open engine and else in the engine thread's."""
     thread = EngineThread.current()
     home: Home = CallersLoop() if isinstance(place, Engine) else thread
 
     async def make() -> Sandbox:
         engine = place if isinstance(place, Engine) else await thread.engine(place)
-        await ensure_image(engine, order.spec.image, order.pull_policy)
+        await ensure_image(engine, order.spec.image, order.pull_policy, progress)
         live = await LiveSandbox.create(engine, order.spec, owner=owner, quota=order.quota)
         return cls(live, home, order.timeouts, home.at_exit(live.destroy))
 

@@ -35,7 +35,8 @@ class CommandFailedError(SandboxRunError, subprocess.CalledProcessError):
         code = self.result.returncode
         text = f"{self.cmd} ended with " + ("an unknown code" if code is None else f"code {code}")
         if self.result.reason != "finished":
-            text += f" ({self.result.reason})"
+            evidence = f": {self.result.evidence}" if self.result.evidence else ""
+            text += f" ({self.result.reason}{evidence})"
         lines = self.result.stderr_text.rstrip().splitlines()[-_LAST_LINES:]
         if not lines:
             return text

@@ -14,6 +14,7 @@ from typing import Final, Self
 from sandbox_kernel.errors import SandboxError
 from sandbox_kernel.process.command import Process
 from sandbox_kernel.process.result import Chunk, Exit
+from sandbox_kernel.process.stop import StopReport
 from sandbox_kernel.sandbox.home import Hop
 from sandbox_kernel.sandbox.request import to_bytes
 
@@ -85,7 +86,7 @@ class SandboxProcess(ProcessState):
         --------
         >>> async with sandbox.start(["echo", "hello"]) as process:
         ...     await process.read(), await process.read(), await process.read()
-        (Chunk(stream=1, data=b'hello\n'), Exit(code=0, reason='finished', held=False), None)
+        (Chunk(stream=1, data=b'hello\n'), Exit(code=0, reason='finished', ...), None)
         """
         while (item := self.read_now()) is None:
             if not await self._hop(self._fill):
@@ -183,25 +184,121 @@ class SandboxProcess(ProcessState):
         >>> async with sandbox.start(["cat"]) as process:
         ...     await process.end_input()
         ...     await process.wait()
-        Exit(code=0, reason='finished', held=False)
+        Exit(code=0, reason='finished', ...)
         """
         await self._hop(self._process.end_input)
 
-    # -- ending -------------------------------------------------------------------------------
+    # -- signals and the end ------------------------------------------------------------------
 
-    async def kill(self) -> None:
-        """End the program and everything that it started; idempotent.
-
-        What it had written can still be read, and the `Exit` after that.
+    async def interrupt(self) -> None:
+        """Send SIGINT to the program's group, as Ctrl-C does; it may end, or go on.
 
         Examples
         --------
         >>> async with sandbox.start(["sleep", "1000"]) as process:
-        ...     await process.kill()
+        ...     await process.interrupt()
         ...     await process.wait()
-        Exit(code=137, reason='killed', held=False)
+        Exit(code=130, reason='interrupted', ...)
         """
-        await self._hop(self._process.kill)
+        await self._hop(self._process.interrupt)
+
+    async def signal(self, signum: int) -> None:
+        """Send a signal to the program's group; nothing happens once it has ended.
+
+        Parameters
+        ----------
+        signum
+            Its number on Linux.
+
+        Examples
+        --------
+        >>> async with sandbox.start(["sleep", "1000"]) as process:
+        ...     await process.signal(15)
+        ...     (await process.wait()).code
+        143
+        """
+        await self._hop(self._process.signal, signum)
+
+    async def resize(self, rows: int, cols: int) -> None:
+        r"""Give the program's terminal another size, of which the program is told.
+
+        Examples
+        --------
+        >>> async with sandbox.start(["sh"], tty=(24, 80)) as process:
+        ...     await process.resize(30, 100)
+        ...     await process.write("stty size; exit\n")
+        ...     output = [chunk.data async for chunk in process if isinstance(chunk, Chunk)]
+        >>> b"30 100" in b"".join(output)
+        True
+        """
+        await self._hop(self._process.resize, rows, cols)
+
+    async def kill(self, everything: bool = False) -> StopReport:
+        """End the program and everything that it started; idempotent.
+
+        What it had written can still be read, and the `Exit` after that.
+
+        Parameters
+        ----------
+        everything
+            End every program of the user in the sandbox.
+
+        Returns
+        -------
+        StopReport
+            What that did: a program that keeps a stop from starting, as a fork bomb does, takes
+            everything of the user along, and as the last resort the sandbox.
+
+        Raises
+        ------
+        SandboxPausedError
+            The sandbox is paused, so that nothing in it can be ended.
+        SandboxError
+            It failed, or how the program ended did not become known.
+
+        Examples
+        --------
+        >>> async with sandbox.start(["sleep", "1000"]) as process:
+        ...     report = await process.kill()
+        ...     await process.wait()
+        Exit(code=137, reason='killed', ...)
+        """
+        return await self._hop(self._process.kill, everything)
+
+    async def kill_leftovers(self) -> StopReport:
+        """End what the program left behind when it ended, and the program too if it still runs.
+
+        Examples
+        --------
+        >>> async with sandbox.start(["sh", "-c", "setsid sleep 1000 >/dev/null 2>&1 &"]) as process:
+        ...     await process.wait()
+        ...     report = await process.kill_leftovers()
+        Exit(code=0, reason='finished', ...)
+        """
+        return await self._hop(self._process.kill_leftovers)
+
+    async def reattach(self, timeout: float = 0.0) -> Exit | None:
+        """Find out, after the connection was lost, what has become of the program.
+
+        Its output is lost with the connection; how it ended need not be.
+
+        Parameters
+        ----------
+        timeout
+            Seconds to wait for the end of a program that still runs.
+
+        Returns
+        -------
+        Exit | None
+            `None` while it still runs.
+
+        Examples
+        --------
+        >>> async with sandbox.start(["sleep", "1000"]) as process:
+        ...     print(await process.reattach())
+        None
+        """
+        return await self._hop(self._process.reattach, timeout)
 
     async def close(self) -> None:
         """Stop the program when it still runs, and let go of it. Idempotent."""

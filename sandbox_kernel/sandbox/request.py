@@ -26,6 +26,7 @@ __all__ = [
     "check_bytes",
     "check_command",
     "check_limit",
+    "check_terminal",
     "to_bytes",
 ]
 
@@ -135,6 +136,16 @@ def check_bytes(setting: str, value: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= _MOST_BYTES:
         _refuse(setting, value, "this is not an amount of bytes", "Use a whole number above 0.")
     return value
+
+
+def check_terminal(size: tuple[int, int] | None) -> tuple[int, int] | None:
+    """Check the form of a terminal's size; how large one may be is known where it is made."""
+    if size is None:
+        return None
+    parts = tuple(size) if isinstance(size, Sequence) else ()
+    if len(parts) != 2 or not all(type(part) is int for part in parts):
+        _refuse("tty", size, "that is no size of a terminal", "Give rows and columns, as (24, 80).")
+    return parts[0], parts[1]
 
 
 def to_bytes(setting: str, data: bytes | str) -> bytes:

@@ -6,6 +6,7 @@ import asyncio
 import concurrent.futures
 import gc
 import logging
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 from sandbox_kernel import (
     Chunk,
     CommandFailedError,
+    CommandTimeoutError,
     EngineSettings,
     Exit,
     Sandbox,
@@ -186,6 +188,44 @@ async def test_killing_a_process_keeps_what_it_had_written(create: Create) -> No
         assert await sleepers(sandbox) == []
 
 
+async def test_signals_reach_the_program_and_a_killed_one_takes_the_others_along(
+    create: Create,
+) -> None:
+    """W11, issue 3: SIGINT with its own reason, any other signal, and `everything`."""
+    async with create() as sandbox:
+        async with sandbox.start(["sleep", "8015"]) as process:
+            await process.interrupt()
+            ended = await process.wait()
+            assert (ended.code, ended.reason) == (130, "interrupted")
+        async with sandbox.start(
+            ["sh", "-c", "trap 'exit 7' USR1; echo; sleep 9 & wait"]
+        ) as process:
+            await first_chunk(process)
+            await process.signal(signal.SIGUSR1)
+            await process.kill()
+            assert process.returncode == 7
+        async with sandbox.start(["sleep", "8016"]), sandbox.start(["sleep", "8017"]) as process:
+            assert (await process.kill(everything=True)).found == "swept"
+            assert await sleepers(sandbox) == []
+
+
+async def test_a_program_can_have_a_terminal(create: Create) -> None:
+    """Issue 3: one that can be resized, and one stream of output."""
+    text = "trap 'stty size; exit 3' WINCH; tty; stty size; while :; do sleep 0.05; done"
+    async with create() as sandbox:
+        async with sandbox.start(["sh", "-c", text], tty=(30, 100)) as process:
+            said = b""
+            while b"30 100" not in said:
+                said += (await first_chunk(process)).data
+            assert said.startswith(b"/dev/pts/")
+            await process.resize(40, 90)
+            assert (await text_of(process)).split() == ["40", "90"]
+            assert process.returncode == 3
+        async with sandbox.start(["cat"]) as process:
+            with pytest.raises(SandboxError, match="no terminal"):
+                await process.resize(40, 90)
+
+
 async def test_leaving_the_block_stops_the_program(create: Create) -> None:
     """Issue 3, W21: after an exception in the block too."""
     async with create() as sandbox:
@@ -241,6 +281,9 @@ async def test_what_cannot_be_run_is_refused_before_anything_is_started(
         ):
             with pytest.raises(SandboxSpecRejectedError, match=match):
                 await sandbox.run(["true"], **options)
+        for tty in ((24,), "24x80", (0, 80), (24, 80.0), (24, 1 << 20)):
+            with pytest.raises(SandboxSpecRejectedError, match=r"tty.*terminal"):
+                await sandbox.start(["true"], tty=tty)  # type: ignore[arg-type]
         with pytest.raises(SandboxSpecRejectedError, match=r"text.*list.*run\(argv\)"):
             await sandbox.shell(["ls"])  # type: ignore[arg-type]
         inspected = engines.api.inspect(sandbox.id)
@@ -297,8 +340,8 @@ async def test_a_timeout_comes_next_for_a_reader_that_is_behind(create: Create) 
     async with create() as sandbox:
         text = "head -c 3000000 /dev/zero; exec sleep 8008"
         async with sandbox.start(["sh", "-c", text], timeout=5) as process:
-            counts = process._process.counts
-            await asyncio.to_thread(wait_until, lambda: counts[1] == 3_000_000)
+            core = process._process
+            await asyncio.to_thread(wait_until, lambda: core.counts[1] == 3_000_000)
             await first_chunk(process)
             assert process._fetched
             with pytest.raises(SandboxExecTimeoutError) as raised:
@@ -309,6 +352,21 @@ async def test_a_timeout_comes_next_for_a_reader_that_is_behind(create: Create) 
                     await process.read()
         with pytest.raises(SandboxExecTimeoutError):
             await sandbox.shell("sleep 8009", timeout=0.5)
+        assert await sleepers(sandbox) == []
+
+
+async def test_silence_ends_a_program_too(create: Create) -> None:
+    """Issue 3: the idle timeout, by `run` and by `start`; the error carries what there was."""
+    text = "for i in 1 2 3 4; do echo $i; sleep 0.4; done; exec sleep 8018"
+    async with create() as sandbox:
+        with pytest.raises(CommandTimeoutError) as raised:
+            await sandbox.shell(text, idle_timeout=1.5)
+        assert raised.value.reason == "idle-timeout"
+        assert raised.value.result is not None
+        assert raised.value.result.stdout == b"1\n2\n3\n4\n"
+        async with sandbox.start(["sh", "-c", text], idle_timeout=1.5) as process:
+            with pytest.raises(CommandTimeoutError):
+                await process.wait()
         assert await sleepers(sandbox) == []
 
 
@@ -504,6 +562,8 @@ async def test_a_command_learns_why_its_sandbox_ended(create: Create, engines: E
             await sandbox.run(["sleep", "8013"])
         assert sandbox.ended is not None
         assert sandbox.ended.kind == "lifetime"
+        with pytest.raises(SandboxGoneError, match="lifetime of 3 s is over"):
+            await sandbox.run(["true"])
     async with create() as sandbox, sandbox.start(["cat"], timeout=None) as process:
         reading = asyncio.create_task(process.read())
         engines.api.remove(sandbox.id)

@@ -64,8 +64,11 @@ def use(sandbox: BlockingSandbox) -> None:
         assert process.wait() == Exit(0, "finished")
         assert process.returncode == 0
     with sandbox.start(["sleep", "8100"]) as process:
-        process.kill()
+        assert process.kill().found == "killed"
         assert list(process) == [Exit(137, "killed")]
+    with sandbox.start(["sleep", "8102"]) as process:
+        process.interrupt()
+        assert process.wait() == Exit(130, "interrupted")
 
 
 def test_a_script_needs_no_loop(open_one: Open) -> None:
@@ -109,7 +112,7 @@ async def test_an_open_engine_is_refused(engine: Engine) -> None:
 @pytest.mark.parametrize(
     ("blocking", "twin", "only_async", "only_blocking"),
     [
-        (BlockingSandbox, Sandbox, {"create"}, set()),
+        (BlockingSandbox, Sandbox, {"create", "from_order"}, set()),
         (BlockingProcess, SandboxProcess, {"read_now"}, set()),
     ],
 )
