@@ -219,7 +219,7 @@ def container_body(
     return {
         "Image": image.id,
         "User": CONTROL_USER,
-        "Cmd": lease_command(lease_seconds(spec), lifetime_seconds(spec)),
+        "Cmd": lease_command(lease_seconds(spec), lifetime_seconds(spec), place=WORKSPACE),
         "Entrypoint": [""],
         "Env": container_env(parts.env),
         "WorkingDir": "/",

@@ -263,6 +263,7 @@ class LiveSandbox:
         except SandboxGoneError as error:
             raise SandboxStartError("The sandbox was removed before it could start") from error
         await self._lease.armed(START_TIMEOUT)
+        await self._lease.join(START_TIMEOUT, alone=True)
 
     # -- using --------------------------------------------------------------------------------
 
