@@ -33,8 +33,8 @@
 # What it needs: sh (dash, busybox ash, bash), ls, sleep, kill. No process is started after the
 # start, so a fork bomb cannot stop the clock; the exception is dash in an image without bash,
 # whose `read` knows no timeout: there a helper ticks, and where it cannot, the lease ends with 5
-# rather than going on without a clock. A paused container does not tick: a step that took longer
-# than it should counts as one step, only MAX goes on. In use is a sandbox that was touched, or
+# rather than going on without a clock. A paused container does not tick: of the time for which it
+# was paused half a TTL counts, and all of it for MAX. In use is a sandbox that was touched, or
 # that used a tenth of a processor. The code's uid can neither write to this stdin nor signal
 # these processes; it can keep IDLE from coming, by using the processor.
 #
@@ -73,13 +73,17 @@ look_at_meter() {
     fi
 }
 
+# A turn of the loop takes no longer than a step, and a little more on a busy machine. Of one that
+# did, so much counts: too little for a holder who renews to be taken for dead.
+most=$((ttl * 50 + 10))
+
 # A word of `holders` is ID=AGE, the oldest holder first.
 holders='' sole='' ready=0 quiet=0 alone=0 patience=$ttl
 
 elapse() {
     look_at_clock
     passed=$((up - last)) last=$up
-    [ "$passed" -le $((step * 100 + 100)) ] || passed=$((step * 100))
+    [ "$passed" -le "$most" ] || passed=$most
     quiet=$((quiet + passed)) alone=$((alone + passed)) aged=''
     for holder in $holders; do
         aged="$aged ${holder%=*}=$((${holder#*=} + passed))"

@@ -486,7 +486,7 @@ async def test_a_fork_bomb_does_not_keep_a_sandbox_whose_owner_went_silent(
             await stream.read()
             os.kill(owner.process.pid, signal.SIGSTOP)
             try:
-                await until_gone(engines, owner.id, owner.volume, 10)
+                await until_gone(engines, owner.id, owner.volume, 15)
             finally:
                 os.kill(owner.process.pid, signal.SIGCONT)
 
