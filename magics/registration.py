@@ -1,0 +1,57 @@
+"""What IPython is told of the magics: their names, and what completes their flags."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sandbox_magics import options
+from sandbox_magics.flags import Flags
+from sandbox_magics.magic import SandboxMagics
+
+__all__ = ["register", "unregister"]
+
+_COMPLETED = {
+    "%%sandbox": options.CELL,
+    "%sandbox_run": options.RUN,
+    "%%sandbox_run": options.RUN,
+    "%sandbox_kill": options.KILL,
+    "%sandbox_status": options.STATUS,
+    "%sandbox_logs": options.LOGS,
+}
+
+
+def register(shell: Any) -> None:
+    """Register the magics with a shell; again, it changes nothing."""
+    if _registered(shell) is not None:
+        return
+    shell.register_magics(SandboxMagics(shell))
+    for name, flags in _COMPLETED.items():
+        shell.set_hook("complete_command", _completer(flags), str_key=name)
+
+
+def unregister(shell: Any) -> None:
+    """End what they started, and take them away."""
+    magics = _registered(shell)
+    if magics is None:
+        return
+    magics.close()
+    manager = shell.magics_manager
+    for kind, names in magics.magics.items():
+        for name in names:
+            manager.magics[kind].pop(name, None)
+    manager.registry.pop("SandboxMagics", None)
+    shell.configurables.remove(magics)
+
+
+def _registered(shell: Any) -> SandboxMagics | None:
+    magics: SandboxMagics | None = shell.magics_manager.registry.get("SandboxMagics")
+    return magics
+
+
+def _completer(flags: Flags) -> Any:
+    def complete(shell: Any, event: Any) -> list[str]:
+        words = event.text_until_cursor.split()
+        partial = "" if event.text_until_cursor[-1:].isspace() else words.pop()
+        return flags.completions(words[1:], partial)
+
+    return complete

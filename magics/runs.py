@@ -1,0 +1,523 @@
+"""`Run`: one command in a sandbox from its start to its result, and `Runs`, all of a process.
+
+A run is awaited in the worker's loop, whether a cell waits for it or not. Its output is recorded
+and made ready to be shown here; showing it is the affair of whoever watches.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from sandbox_magics import view
+from sandbox_magics.capture import STDERR, STDOUT, Record
+from sandbox_magics.outlet import Outlet, PaceKeeper, Piece
+from sandbox_magics.result import Reason, SandboxResult
+from sandbox_magics.sandboxes import Place
+from sandbox_magics.text import Cleaner, Decoder, Masker
+from sandbox_magics.worker import Job, Worker
+
+if TYPE_CHECKING:
+    from sandbox_kernel.errors import SandboxError
+    from sandbox_kernel.process.result import Exit
+    from sandbox_kernel.sandbox.facade import Sandbox
+    from sandbox_kernel.sandbox.program import SandboxProcess
+
+__all__ = ["GRACE", "Request", "Run", "Runs"]
+
+log = logging.getLogger(__name__)
+
+GRACE: Final = 2.0
+"""Seconds between the interrupt of a run and its kill."""
+
+KEPT_RUNS: Final = 20
+"""How many runs that have ended are remembered, with what they wrote."""
+
+_TERMINAL: Final = (24, 80)
+_FEED: Final = 1 << 20
+_AFTER: Final = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is to be run, and how.
+
+    Parameters
+    ----------
+    argv
+        The program and its arguments.
+    shown
+        What people are told that runs.
+    stdin
+        Its whole input.
+    env
+        Variables; their values are secrets.
+    secrets
+        Values that must not show in its output.
+    cwd
+        The working directory; empty for ``/workspace``.
+    timeout
+        Seconds that it may take; `None` as configured, 0 as long as is allowed.
+    idle_timeout
+        Seconds that it may go without output; `None` for any.
+    tty
+        Whether it gets a terminal.
+    capture_limit
+        Bytes that are kept of each stream.
+    display_limit
+        Characters that are shown of both together.
+    show
+        The streams that are shown.
+    name
+        What it is called.
+    before, after
+        Done in the sandbox before the start and after the end.
+    """
+
+    argv: tuple[str, ...] = field(repr=False)
+    shown: tuple[str, ...] = field(repr=False)
+    timeout: float | None = None
+    stdin: bytes = field(default=b"", repr=False)
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)
+    secrets: tuple[str, ...] = field(default=(), repr=False)
+    cwd: str = ""
+    idle_timeout: float | None = None
+    tty: bool = False
+    capture_limit: int = 10 * 1024 * 1024
+    display_limit: int = 1024 * 1024
+    show: frozenset[int] = frozenset({STDOUT, STDERR})
+    name: str = ""
+    before: Step | None = field(default=None, repr=False)
+    after: Step | None = field(default=None, repr=False)
+
+
+Step = Callable[["Sandbox"], Any]
+"""A coroutine function of the sandbox; what the one after a run gives goes into the result."""
+
+
+class Run:
+    """One run; made by `Runs.start`.
+
+    Attributes
+    ----------
+    id
+        For people and for ``%sandbox_kill``, for example ``r12``.
+    news
+        Set when there is something new to show, and when it has ended.
+    ended
+        Set when it has ended, however it did.
+    """
+
+    def __init__(
+        self, number: int, request: Request, place: Place, pace: PaceKeeper | None = None
+    ) -> None:
+        self.id = f"r{number}"
+        self.request = request
+        self.started = datetime.now().astimezone()
+        self.news = threading.Event()
+        self.ended = threading.Event()
+        self.phase = "connecting to the engine"
+        self._place = place
+        self._record = Record(request.capture_limit)
+        self._begun = time.monotonic()
+        self._over = 0.0
+        self._lock = threading.Lock()
+        self._outlet = Outlet(time.monotonic, request.display_limit, pace)
+        self._channels = {s: _Channel(request.secrets) for s in (STDOUT, STDERR)}
+        self._limit_told = False
+        self._process: SandboxProcess | None = None
+        self._sandbox: Sandbox | None = None
+        self._stopped: Reason | None = None
+        self._stopping: asyncio.Task[None] | None = None
+        self._stop_failure = ""
+        self._lost: SandboxError | None = None
+        self._hurry = asyncio.Event()
+        self._done = asyncio.Event()
+        self._job: Job[None] | None = None
+        self._result: SandboxResult | None = None
+        self._error: Exception | None = None
+
+    # -- for the person -----------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+        return self.request.name
+
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended."""
+        return not self.ended.is_set()
+
+    @property
+    def duration(self) -> float:
+        """Seconds since it was asked for, until its end."""
+        return (self._over or time.monotonic()) - self._begun
+
+    @property
+    def result(self) -> SandboxResult | None:
+        """What it gave; `None` while it runs, and when nothing was started."""
+        return self._result
+
+    @property
+    def error(self) -> Exception | None:
+        """What kept it from giving a result."""
+        return self._error
+
+    @property
+    def network(self) -> str:
+        """The tier of its network."""
+        return self._place.network
+
+    def wait(self, timeout: float | None = None) -> SandboxResult:
+        """Wait for the end.
+
+        Parameters
+        ----------
+        timeout
+            Seconds to wait; by default until it ends.
+
+        Returns
+        -------
+        SandboxResult
+            Also when it failed: ask its `ok`.
+
+        Raises
+        ------
+        TimeoutError
+            It still runs.
+        SandboxError
+            It could not be started, or its outcome is not known.
+        """
+        if not self.ended.wait(timeout):
+            raise TimeoutError(f"{self.id} still runs")
+        if self._error is not None:
+            raise self._error
+        assert self._result is not None
+        return self._result
+
+    def kill(self, signal: str = "KILL") -> None:
+        """Stop it; nothing happens when it has ended.
+
+        Parameters
+        ----------
+        signal
+            ``KILL`` ends it with everything that it started, and waits for that. ``TERM`` and
+            ``INT`` only tell the program.
+        """
+        if not self.running:
+            return
+        if signal == "KILL":
+            self.stop("killed", grace=0)
+            self.ended.wait(_AFTER)
+        else:
+            Worker.current().run(self._tell(signal), _AFTER)
+
+    def tail(self, lines: int = 10) -> str:
+        """Return the last lines of what it has written so far."""
+        text = self._record.interleaved().decode("utf-8", "replace")
+        return "\n".join(text.splitlines()[-lines:])
+
+    def __repr__(self) -> str:
+        if self._result is not None:
+            return f"<SandboxRun {self.id} {view.footer_text(self._result)}>"
+        if self._error is not None:
+            return f"<SandboxRun {self.id} {type(self._error).__name__}>"
+        return f"<SandboxRun {self.id} running · {view.seconds(self.duration)}>"
+
+    def _repr_html_(self) -> str:
+        return view.run_html(self)
+
+    # -- for whoever shows it -------------------------------------------------------------------
+
+    def due(self, everything: bool = False) -> list[Piece]:
+        """Return the messages that are to be shown now; see `Outlet.due`."""
+        with self._lock:
+            return self._outlet.due(everything)
+
+    def delay(self) -> float | None:
+        """Return the seconds until something is to be shown; `None` when nothing waits."""
+        with self._lock:
+            return self._outlet.delay()
+
+    def drop_display(self) -> None:
+        """Show nothing of what still waits for its time."""
+        with self._lock:
+            self._outlet.drop()
+
+    @property
+    def wrote(self) -> bool:
+        """Whether it has written anything."""
+        return bool(self._record.total(STDOUT) or self._record.total(STDERR))
+
+    @property
+    def hidden(self) -> int:
+        """How many characters were not shown for the limit of the display."""
+        return self._outlet.hidden
+
+    # -- stopping -------------------------------------------------------------------------------
+
+    def stop(self, reason: Reason, grace: float = GRACE) -> None:
+        """Begin to end it, from any thread; again, it is ended without grace.
+
+        Parameters
+        ----------
+        reason
+            ``interrupted`` or ``killed``.
+        grace
+            Seconds that it has after an interrupt; 0 for none.
+        """
+
+        def begin() -> None:
+            if self._stopped is None:
+                self._stopped = reason
+                self._stopping = asyncio.create_task(self._stop(grace))
+            if grace == 0:
+                self._hurry.set()
+
+        Worker.current().call(begin)
+
+    def hurry(self) -> None:
+        """Have it killed now that is being interrupted."""
+        Worker.current().call(self._hurry.set)
+
+    async def _stop(self, grace: float) -> None:
+        from sandbox_kernel.errors import SandboxError
+
+        process = self._process
+        if process is None:
+            assert self._job is not None
+            self._job.cancel()
+            return
+        try:
+            if grace > 0:
+                with contextlib.suppress(SandboxError):
+                    await process.interrupt()
+                    await self._wait_for_end(grace)
+            # Also when the program has ended: what it left behind is of the run too.
+            await process.kill_leftovers()
+        except SandboxError as error:
+            log.warning("run %s could not be stopped: %s", self.id, error)
+            self._stop_failure = str(error)
+
+    async def _wait_for_end(self, seconds: float) -> None:
+        waiting = [asyncio.create_task(e.wait()) for e in (self._hurry, self._done)]
+        try:
+            await asyncio.wait(waiting, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in waiting:
+                task.cancel()
+
+    async def _tell(self, signal: str) -> None:
+        if self._process is not None:
+            await self._process.signal({"INT": 2, "TERM": 15}[signal])
+
+    # -- the run itself -------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Start it; called once."""
+        self._job = Worker.current().submit(self._work())
+
+    async def _work(self) -> None:
+        try:
+            await self._outcome()
+        finally:
+            self._over = time.monotonic()
+            self._done.set()
+            if self._stopping is not None:
+                await asyncio.wait({self._stopping})
+            self.ended.set()
+            self.news.set()
+
+    async def _outcome(self) -> None:
+        from sandbox_kernel.errors import SandboxError
+
+        try:
+            async with self._place.use(self._tell_phase) as sandbox:
+                self._sandbox = sandbox
+                if self.request.before is not None:
+                    self._tell_phase("copying into the sandbox")
+                    await self.request.before(sandbox)
+                self._tell_phase("starting")
+                ended = await self._run(sandbox)
+                self._end_channels()
+                self._over = time.monotonic()
+                self._result = self._make_result(sandbox, ended)
+                if self.request.after is not None and not ended.get("lost"):
+                    await self._look_after(sandbox)
+        except asyncio.CancelledError:
+            self._result = self._make_result(self._sandbox, {"reason": "interrupted"})
+        except (SandboxError, OSError, ValueError) as error:
+            self._error = error
+
+    async def _look_after(self, sandbox: Sandbox) -> None:
+        assert self.request.after is not None
+        assert self._result is not None
+        artifacts = await self.request.after(sandbox)
+        self._result = replace(self._result, artifacts=artifacts)
+
+    async def _run(self, sandbox: Sandbox) -> dict[str, Any]:
+        """Run the command to its end, and return how it ended: fields of the result."""
+        from sandbox_kernel.process.result import Chunk, CommandError, CommandTimeoutError
+
+        request = self.request
+        try:
+            async with sandbox.start(
+                request.argv,
+                timeout=self._timeout(sandbox),
+                idle_timeout=request.idle_timeout,
+                env=request.env,
+                cwd=request.cwd,
+                tty=_TERMINAL if request.tty else None,
+            ) as process:
+                self._process = process
+                self._tell_phase("running")
+                feeder = asyncio.create_task(_feed(process, request.stdin))
+                try:
+                    async for item in process.output:
+                        if isinstance(item, Chunk):
+                            self._took(item.stream, item.data)
+                        else:
+                            return self._ending(item)
+                finally:
+                    feeder.cancel()
+                    await asyncio.gather(feeder, return_exceptions=True)
+        except CommandTimeoutError as error:
+            for stream, count in ((STDOUT, error.stdout_bytes), (STDERR, error.stderr_bytes)):
+                self._record.miss(stream, count - self._record.total(stream))
+            left = any("the stop reported" in note for note in getattr(error, "__notes__", ()))
+            what = "" if error.reason == "timeout" else " without output"
+            detail = f"after {view.seconds(error.timeout)}{what}"
+            return {"reason": error.reason, "detail": detail, "survivors": left}
+        except CommandError as error:
+            if error.reason == "engine-lost":
+                self._lost = error
+            return {"reason": error.reason, "detail": str(error)}
+        return {"reason": "unknown"}
+
+    def _timeout(self, sandbox: Sandbox) -> float:
+        asked, allowed = self.request.timeout, sandbox.timeouts
+        if asked is None:
+            return allowed.default
+        return asked or allowed.most
+
+    def _ending(self, ended: Exit) -> dict[str, Any]:
+        return {
+            "returncode": ended.code,
+            "reason": ended.reason,
+            "detail": ended.evidence,
+            "peak_memory": ended.peak_memory,
+            "survivors": ended.held,
+        }
+
+    def _make_result(self, sandbox: Sandbox | None, ended: dict[str, Any]) -> SandboxResult:
+        if self._stopped is not None:
+            # Whatever the program made of its interrupt.
+            ended = {**ended, "reason": self._stopped, "detail": self._stop_failure}
+        return SandboxResult(
+            run_id=self.id,
+            name=self.name,
+            argv=self.request.shown,
+            record=self._record,
+            started=self.started,
+            duration=self.duration,
+            image="" if sandbox is None else sandbox.spec.image,
+            image_digest="" if sandbox is None else sandbox.image_id,
+            network=self._place.network,
+            **{"returncode": None, **ended},
+        )
+
+    # -- output ---------------------------------------------------------------------------------
+
+    def _tell_phase(self, phase: str) -> None:
+        self.phase = phase
+        self.news.set()
+
+    def _took(self, stream: int, data: bytes) -> None:
+        channel = self._channels[stream]
+        data = channel.masker.feed(data)
+        self._record.add(stream, data)
+        self._show(stream, channel, data)
+
+    def _show(self, stream: int, channel: _Channel, data: bytes) -> None:
+        if stream not in self.request.show:
+            return
+        with self._lock:
+            if self._outlet.full:
+                self._outlet.hidden += len(data)
+                return
+            self._outlet.add(stream, channel.cleaner.feed(channel.decoder.feed(data)))
+        self.news.set()
+
+    def _end_channels(self) -> None:
+        for stream, channel in self._channels.items():
+            data = channel.masker.rest()
+            self._record.add(stream, data)
+            self._show(stream, channel, data)
+            if stream in self.request.show:
+                text = channel.cleaner.feed(channel.decoder.rest()) + channel.cleaner.rest()
+                with self._lock:
+                    self._outlet.add(stream, text)
+
+
+class _Channel:
+    """What stands between the bytes of one stream and its text."""
+
+    def __init__(self, secrets: tuple[str, ...]) -> None:
+        self.masker = Masker(secret.encode() for secret in secrets)
+        self.decoder = Decoder()
+        self.cleaner = Cleaner()
+
+
+async def _feed(process: SandboxProcess, data: bytes) -> None:
+    from sandbox_kernel.errors import SandboxError
+
+    # A program need not read its input; how it ends is told by its output.
+    with contextlib.suppress(SandboxError):
+        for start in range(0, len(data), _FEED):
+            await process.write(data[start : start + _FEED])
+        await process.end_input()
+
+
+class Runs:
+    """The runs of this process; any thread may ask."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._number = 0
+        self._running: dict[str, Run] = {}
+        self._ended: deque[Run] = deque(maxlen=KEPT_RUNS)
+
+    def start(self, request: Request, place: Place, pace: PaceKeeper | None = None) -> Run:
+        """Start a run."""
+        with self._lock:
+            self._number += 1
+            run = Run(self._number, request, place, pace)
+            self._running[run.id] = run
+        run.begin()
+        return run
+
+    def find(self, name: str) -> Run | None:
+        """Return the run with an id, or the newest one of a name."""
+        return next((run for run in self if name in (run.id, run.name)), None)
+
+    @property
+    def running(self) -> list[Run]:
+        """Those that run, the newest first."""
+        return [run for run in self if run.running]
+
+    def __iter__(self) -> Iterator[Run]:
+        """Go through all that are remembered, the newest first."""
+        with self._lock:
+            for key in [key for key, run in self._running.items() if not run.running]:
+                self._ended.append(self._running.pop(key))
+            known = [*self._ended, *self._running.values()]
+        return iter(sorted(known, key=lambda run: int(run.id[1:]), reverse=True))

@@ -1,0 +1,155 @@
+"""Where runs happen: the session's sandbox of this process, or a fresh one for one run.
+
+This is the part that makes sandboxes (shape A: a trusted kernel, sandboxed cells). What it gives
+is all that runs see of it; a broker on another side of a wall would take its place. All of it runs
+in the worker's loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from sandbox_kernel.sandbox.facade import Sandbox
+    from sandbox_kernel.sandbox.order import Order
+
+__all__ = ["Fresh", "News", "Place", "Session"]
+
+log = logging.getLogger(__name__)
+
+News = Callable[[str], None]
+"""Called with what is being waited for, for people."""
+
+
+class Place(Protocol):
+    """Somewhere a run can happen."""
+
+    @property
+    def network(self) -> str:
+        """The tier of its network."""
+        ...
+
+    @property
+    def image(self) -> str:
+        """The image, as far as it is known."""
+        ...
+
+    def use(self, news: News) -> contextlib.AbstractAsyncContextManager[Sandbox]:
+        """Give a sandbox for the time of one run."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Fresh:
+    """A sandbox of its own for one run, removed afterwards (C2).
+
+    Parameters
+    ----------
+    asked
+        Settings by name; the configuration fills in the rest, and the policy judges it.
+    """
+
+    asked: Mapping[str, Any] = field(repr=False)
+
+    @property
+    def network(self) -> str:
+        """The tier of its network."""
+        return str(self.asked["network"])
+
+    @property
+    def image(self) -> str:
+        """The image, if it was asked for."""
+        return str(self.asked.get("image") or "")
+
+    @contextlib.asynccontextmanager
+    async def use(self, news: News) -> AsyncIterator[Sandbox]:
+        """Make the sandbox, and remove it at the end whatever happens."""
+        async with await make(self.asked, news) as sandbox:
+            yield sandbox
+
+
+class Session:
+    """The sandbox in which the cells of one process share files; made on first use.
+
+    Parameters
+    ----------
+    asked
+        Gives the settings to make one with, each time anew.
+    """
+
+    def __init__(self, asked: Callable[[], Mapping[str, Any]]) -> None:
+        self._asked = asked
+        self._sandbox: Sandbox | None = None
+        self._making = asyncio.Lock()
+        self._users = 0
+        self.seen: dict[str, tuple[int, float]] = {}
+        """Files in ``/output`` that were shown already: size and time by path."""
+
+    network = "none"
+
+    @property
+    def image(self) -> str:
+        """The image, if there is a sandbox."""
+        return "" if self._sandbox is None else self._sandbox.spec.image
+
+    @property
+    def sandbox(self) -> Sandbox | None:
+        """The sandbox, as long as it runs."""
+        sandbox = self._sandbox
+        return sandbox if sandbox is not None and sandbox.ended is None else None
+
+    @property
+    def runs(self) -> int:
+        """How many runs are in it now."""
+        return self._users
+
+    @contextlib.asynccontextmanager
+    async def use(self, news: News) -> AsyncIterator[Sandbox]:
+        """Give the session's sandbox, which stays afterwards."""
+        sandbox = await self.get(news)
+        self._users += 1
+        try:
+            yield sandbox
+        finally:
+            self._users -= 1
+
+    async def get(self, news: News) -> Sandbox:
+        """Return the sandbox, a new one when there is none or the last one has ended."""
+        async with self._making:
+            last = self._sandbox
+            if last is not None and (ended := last.ended) is not None:
+                news(f"starting a new session: {ended.text}")
+                await self._let_go()
+            if self._sandbox is None:
+                self._sandbox = await make(self._asked(), news)
+            return self._sandbox
+
+    async def end(self) -> bool:
+        """End the sandbox and all that runs in it; say whether there was one."""
+        async with self._making:
+            there = self.sandbox is not None
+            await self._let_go()
+            return there
+
+    async def _let_go(self) -> None:
+        sandbox, self._sandbox = self._sandbox, None
+        self.seen.clear()
+        if sandbox is not None:
+            await sandbox.destroy()
+
+
+async def make(asked: Mapping[str, Any], news: News) -> Sandbox:
+    """Make a sandbox, telling what is waited for."""
+    # Not at the top: it brings the client of the engine, which loading the extension must not.
+    from sandbox_kernel.sandbox.facade import Sandbox
+    from sandbox_kernel.sandbox.order import settle
+
+    # Files are read: not in a loop in which others wait.
+    order: Order = await asyncio.to_thread(settle, asked, door="magics")
+    news("starting sandbox")
+    return await Sandbox.from_order(order, progress=lambda step: news(step.text))
