@@ -13,6 +13,7 @@ _COMMANDS = {
     "status": ("status.StatusApp", "Say whether sandboxes can run here, and what to do if not."),
     "build": ("build.BuildApp", "Build the image that sandboxes run from."),
     "install": ("install.InstallApp", "Install the kernel 'Python 3 (sandbox)' for Jupyter."),
+    "firewall": ("firewall.FirewallApp", "Print and prove the rules for sandboxes' networks."),
     "config": ("config.ConfigApp", "Show the settings that hold, and where they come from."),
     "quickstart": ("quickstart.QuickstartApp", "Build, install, and run a notebook in a sandbox."),
 }

@@ -19,6 +19,7 @@ from sandbox_kernel.app.checks import (
 )
 from sandbox_kernel.app.command import ENGINE_ALIASES, ENGINE_FLAGS, SandboxCommand
 from sandbox_kernel.app.display import plain
+from sandbox_kernel.app.firewall import network_checks
 from sandbox_kernel.config import load_config_files, load_policy_in_force
 from sandbox_kernel.engine.endpoint import Endpoint
 from sandbox_kernel.engine.images import DEFAULT_IMAGE, image_present
@@ -144,6 +145,7 @@ async def _inspect(report: ProbeReport, image: str, order: Order | None) -> list
     checks = engine_checks(report, await engine.version())
     if order is not None:
         checks.append(sandbox_check(await engine.info(), order.spec))
+        checks += await network_checks(engine, order.spec)
     ref = image or (DEFAULT_IMAGE if order is None else order.spec.image)
     return [*checks, image_check(ref, await image_present(engine, ref), __version__)]
 
