@@ -6,6 +6,7 @@ import os
 import time
 import uuid
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
@@ -79,6 +80,21 @@ def busybox_image(engines: Engines) -> str:
 def run_labels() -> dict[str, str]:
     """Labels for whatever a test creates itself; what still has them at the end is a leak."""
     return {VERSION_LABEL: "test", RUN_LABEL: os.environ["SANDBOX_TEST_RUN"]}
+
+
+@pytest.fixture
+def config_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of one's own for configuration and policy, for this process and its children."""
+    folder = tmp_path / "jupyter-config"
+    folder.mkdir(mode=0o700)
+    monkeypatch.setenv("JUPYTER_CONFIG_DIR", str(folder))
+    for name in [*os.environ]:
+        if name.startswith("SANDBOX_DOCKER_") or name in {
+            "JUPYTER_CONFIG_PATH",
+            "JUPYTER_NO_CONFIG",
+        }:
+            monkeypatch.delenv(name)
+    return folder
 
 
 @pytest.hookimpl(trylast=True)

@@ -23,7 +23,7 @@ from traitlets.config.loader import JSONFileConfigLoader, LazyConfigValue, PyFil
 from sandbox_kernel.config.defaults import SETTINGS, check_setting, unknown_setting
 from sandbox_kernel.errors import SandboxSpecRejectedError
 from sandbox_kernel.policy import Policy, load_policy
-from sandbox_kernel.policy.document import closest, strict_json
+from sandbox_kernel.policy.document import closest, printable, strict_json
 from sandbox_kernel.policy.files import read_regular_file
 
 __all__ = [
@@ -130,6 +130,13 @@ def _unreadable(path: Path, error: OSError) -> SandboxSpecRejectedError:
     )
 
 
+class _StrictPython(PyFileConfigLoader):
+    """Refuses to go on without a file that another one loads, which traitlets passes over."""
+
+    def load_subconfig(self, fname: str, path: str | None = None) -> None:
+        self.config.merge(type(self)(fname, path or self.path).load_config())
+
+
 class _StrictJSON(JSONFileConfigLoader):
     """Refuses a key that stands twice, of which JSON silently takes the last."""
 
@@ -143,7 +150,7 @@ def _load(path: Path) -> ConfigFile:
         read_regular_file(path)
     except OSError as error:
         raise _unreadable(path, error) from error
-    loader = (PyFileConfigLoader if path.suffix == ".py" else _StrictJSON)(str(path))
+    loader = (_StrictPython if path.suffix == ".py" else _StrictJSON)(path.name, str(path.parent))
     try:
         config = loader.load_config()
     except SandboxSpecRejectedError:
@@ -170,7 +177,8 @@ def _line(error: BaseException, path: Path) -> str:
 
 def _check(file: ConfigFile) -> None:
     strict = (BASE_SECTION, *DOOR_SECTIONS.values())
-    for name, section in file.config.items():
+    for key, section in file.config.items():
+        name = printable(key)
         if not isinstance(section, Config):
             raise SandboxSpecRejectedError(
                 name,
@@ -189,6 +197,7 @@ def _check(file: ConfigFile) -> None:
             )
         for setting, value in section.items():
             if setting not in SETTINGS:
-                raise unknown_setting(f"{name}.{setting}", setting, str(file.path))
+                shown = f"{name}.{printable(setting)}"
+                raise unknown_setting(shown, setting, str(file.path))
             if value is not None and not isinstance(value, LazyConfigValue):
                 check_setting(setting, value, str(file.path))

@@ -31,6 +31,7 @@ __all__ = [
     "PolicyDocument",
     "closest",
     "parse_policy",
+    "printable",
     "strict_json",
 ]
 
@@ -203,7 +204,7 @@ def strict_json(content: bytes | str, source: str) -> dict[str, Any]:
         text = content.decode("utf-8") if isinstance(content, bytes) else content
         data = json.loads(text, object_pairs_hook=pairs, parse_constant=constant)
     except _Twice as error:
-        why = f"the key {error.args[0]!r} stands in it twice"
+        why = f"the key '{printable(error.args[0])}' stands in it twice"
     except _NoNumber as error:
         why = f"{error.args[0]} is no number"
     except json.JSONDecodeError as error:
@@ -215,6 +216,11 @@ def strict_json(content: bytes | str, source: str) -> dict[str, Any]:
             return data
         why = "it is not one JSON object"
     raise SandboxSpecRejectedError(source, None, why, "Correct the file.") from None
+
+
+def printable(name: str) -> str:
+    """Return a name that came from a file in a form that can be shown anywhere."""
+    return ascii(name[:80])[1:-1]
 
 
 class _Twice(Exception):
@@ -265,7 +271,7 @@ class _Reader:
     def _known(self, within: str, data: Mapping[str, Any], known: tuple[str, ...]) -> None:
         for key in data:
             if key not in known:
-                name = f"{within}.{key}" if within else key
+                name = f"{within}.{printable(key)}" if within else printable(key)
                 self.refuse(name, "there is no such key in a policy", closest(key, known))
 
     def _object(self, key: str, value: Any, known: tuple[str, ...]) -> dict[str, Any]:
