@@ -64,7 +64,7 @@ if TYPE_CHECKING:
 PIPE_SIZE = 1 << 20
 """Bytes of the pipes to and from the engine: with larger ones it copies less often."""
 
-READ_SIZE = 1 << 20
+READ_SIZE = 1 << 18
 FLUSH_SIZE = 1 << 16
 
 _F_SETPIPE_SZ = 1031  # named in fcntl since Python 3.10
@@ -85,6 +85,7 @@ class Host:
         self._decoder = wire.Decoder()
         self._frames: collections.deque[wire.Frame] = collections.deque()
         self._output = bytearray()
+        self._input = memoryview(bytearray(READ_SIZE))
         os.set_blocking(0, False)
         os.set_blocking(1, False)
         for pipe in (0, 1):
@@ -100,7 +101,10 @@ class Host:
         return json.loads(bytes(frame.payload).decode())  # type: ignore[no-any-return]
 
     def frame(self) -> wire.Frame:
-        """Wait for the next frame that is not about the connection itself."""
+        """Wait for the next frame that is not about the connection itself.
+
+        The payload of DATA is good until the next call: it lies where more is read to.
+        """
         while not self._frames:
             self._receive()
         return self._frames.popleft()
@@ -140,13 +144,13 @@ class Host:
     def _receive(self) -> None:
         while True:
             try:
-                data = os.read(0, READ_SIZE)
+                count = os.readv(0, [self._input])
                 break
             except BlockingIOError:
                 self._wait(0, select.POLLIN)
-        if not data:
+        if not count:
             raise HostGoneError
-        for frame in self._decoder.feed(data):
+        for frame in self._decoder.feed(self._input[:count]):
             if frame.kind == wire.CREDIT:
                 self.credit += wire.decode_credit(bytes(frame.payload))
             elif frame.kind != wire.KEEP:
@@ -583,7 +587,7 @@ def send_file(host: Host, fd: int, path: str) -> int:
         trouble = False
         while sent < before.st_size:
             try:
-                data = os.read(fd, min(wire.MAX_DATA, before.st_size - sent))
+                data = os.read(fd, min(READ_SIZE, before.st_size - sent))
             except OSError:
                 # The entry is on its way: what is missing is said at its end.
                 trouble = True

@@ -44,7 +44,6 @@ _LOOK_INTERVAL: Final = 0.5
 _BATCH: Final = 1 << 18
 _COALESCE: Final = 0.002
 _CREDIT: Final = wire.WINDOW // 4
-_WRITE: Final = 1 << 18
 _LAST_WORDS: Final = 10.0
 _KEPT_DIAGNOSTICS: Final = 4096
 _SHARED: Final = ("wire", "trouble", "rules", "folder")
@@ -217,12 +216,12 @@ class Exchange:
     ) -> None:
         if not await self._write(beginning) or batches is None:
             return
-        ahead: asyncio.Task[bytes] | None = None
+        ahead: asyncio.Task[list[bytes]] | None = None
         try:
             batch = await self._workers.do(batches.next)
             while batch:
                 ahead = asyncio.create_task(self._workers.do(batches.next))
-                if not await self._write(batch):
+                if not await self._write(*batch):
                     return
                 moved()
                 batch = await ahead
@@ -233,12 +232,12 @@ class Exchange:
                 ahead.cancel()
                 await asyncio.gather(ahead, return_exceptions=True)
 
-    async def _write(self, data: bytes) -> bool:
+    async def _write(self, *pieces: bytes) -> bool:
         """Send something; say whether that is still possible. Why it is not, the reader learns."""
         self._writing = True
         try:
-            for start in range(0, len(data), _WRITE):
-                await self._stream.write(data[start : start + _WRITE])
+            for piece in pieces:
+                await self._stream.write(piece)
                 self._moved = self._written = self._now()
         except (SandboxUnavailableError, RuntimeError):
             return False

@@ -29,9 +29,11 @@ from sandbox_kernel.process.files.trouble import TroubleError, about
 if TYPE_CHECKING:
     from pathspec import PathSpec
 
-BATCH = 1 << 19
+BATCH = 1 << 20
 """Bytes that are read before they are sent."""
 
+_SMALL = 1 << 16
+_PIECE = 1 << 18
 _FILE_MODE = 0o644
 
 
@@ -63,16 +65,24 @@ class Batches:
     def __init__(self, source: Source) -> None:
         self._frames = source.frames()
 
-    def next(self) -> bytes:
-        """Return the next piece; it is empty when there is no more."""
-        pieces = []
+    def next(self) -> list[bytes]:
+        """Return the next pieces; there are none when there is no more."""
+        pieces: list[bytes] = []
+        small: list[bytes] = []
         size = 0
         for frame in self._frames:
-            pieces.append(frame)
             size += len(frame)
+            if len(frame) < _SMALL:
+                small.append(frame)
+            else:
+                # Large ones are sent as they are: each copy costs as much as reading them.
+                pieces += (b"".join(small), frame) if small else (frame,)
+                small = []
             if size >= BATCH:
                 break
-        return b"".join(pieces)
+        if small:
+            pieces.append(b"".join(small))
+        return pieces
 
     def close(self) -> None:
         """Close the file that is being read, if any."""
@@ -109,9 +119,10 @@ class Bytes:
         """Give the frames of a file with these bytes."""
         view = memoryview(self.content).cast("B")
         yield _file_entry(_FILE_MODE, len(view), time.time_ns(), "")
-        for start in range(0, len(view), wire.MAX_DATA):
-            piece = view[start : start + wire.MAX_DATA]
-            yield wire.encode(wire.DATA, bytes(piece))
+        for start in range(0, len(view), _PIECE):
+            piece = bytes(view[start : start + _PIECE])
+            yield wire.header(wire.DATA, len(piece))
+            yield piece
             self.tally.size += len(piece)
         yield wire.encode_end(len(view), False)
         self.tally.files += 1
@@ -143,7 +154,7 @@ class Stream:
         """Give the frames of a file with what is read."""
         yield _file_entry(_FILE_MODE, wire.UNKNOWN_SIZE, time.time_ns(), "")
         most = min(self.limits.file_size, self.limits.total_size)
-        while data := self.stream.read(wire.MAX_DATA):
+        while data := self.stream.read(_PIECE):
             if not isinstance(data, bytes | bytearray | memoryview):
                 self._refuse("it gives something else than bytes", "Open it in binary mode.")
             data = bytes(data)
@@ -318,12 +329,14 @@ class Tree:
             sent = 0
             while sent < before.st_size:
                 with about(path):
-                    data = os.read(fd, min(wire.MAX_DATA, before.st_size - sent))
-                if not data:
+                    pieces = _read_pieces(fd, min(wire.MAX_DATA, before.st_size - sent))
+                if not pieces:
                     break
-                sent += len(data)
-                self.tally.size += len(data)
-                yield wire.encode(wire.DATA, data)
+                size = sum(map(len, pieces))
+                yield wire.header(wire.DATA, size)
+                yield from pieces
+                sent += size
+                self.tally.size += size
             after = os.fstat(fd)
             changed = (before.st_size, before.st_mtime_ns) != (sent, after.st_mtime_ns)
             yield wire.encode_end(sent, changed)
@@ -332,6 +345,15 @@ class Tree:
         if changed:
             self.tally.changed.append(path)
         self.tally.files += 1
+
+
+def _read_pieces(fd: int, most: int) -> list[bytes]:
+    """Read so much, or what there is, in pieces that go out as they are, without a copy."""
+    pieces = []
+    while most and (piece := os.read(fd, min(_PIECE, most))):
+        pieces.append(piece)
+        most -= len(piece)
+    return pieces
 
 
 def _file_entry(mode: int, size: int, mtime_ns: int, path: str) -> bytes:

@@ -37,7 +37,7 @@ VERSION = 1
 FILE, FOLDER, LINK, OTHER = range(1, 5)
 """Kinds of an entry; the last is a FIFO, a socket or a device."""
 
-MAX_DATA = 1 << 18
+MAX_DATA = 1 << 20
 MAX_PATH = 4096
 MAX_ORDER = 1 << 20
 WINDOW = 4 << 20
@@ -210,7 +210,7 @@ class Decoder:
         self._data_left = 0
         self._broken = ""
 
-    def feed(self, data: bytes) -> list[Frame]:
+    def feed(self, data: bytes | memoryview) -> list[Frame]:
         """Take the next received bytes and return the frames that they complete."""
         if self._broken:
             raise WireError(self._broken)
