@@ -66,6 +66,7 @@ PIPE_SIZE = 1 << 20
 
 READ_SIZE = 1 << 18
 FLUSH_SIZE = 1 << 16
+MOST_PIECES = 64
 
 _F_SETPIPE_SZ = 1031  # named in fcntl since Python 3.10
 _KINDS = {stat.S_IFREG: wire.FILE, stat.S_IFDIR: wire.FOLDER, stat.S_IFLNK: wire.LINK}
@@ -84,8 +85,10 @@ class Host:
         self.credit = wire.WINDOW
         self._decoder = wire.Decoder()
         self._frames: collections.deque[wire.Frame] = collections.deque()
-        self._output = bytearray()
+        self._output: list[bytes | memoryview] = []
+        self._output_size = 0
         self._input = memoryview(bytearray(READ_SIZE))
+        self._file_data = memoryview(bytearray(READ_SIZE))
         os.set_blocking(0, False)
         os.set_blocking(1, False)
         for pipe in (0, 1):
@@ -111,27 +114,48 @@ class Host:
 
     def send(self, data: bytes) -> None:
         """Send a frame, not necessarily at once."""
-        self._output += data
-        if len(self._output) >= FLUSH_SIZE:
+        self._output.append(data)
+        self._output_size += len(data)
+        if self._output_size >= FLUSH_SIZE:
             self.flush()
+
+    def send_from(self, fd: int, most: int) -> int:
+        """Send what a file has next, as one DATA frame; return how much that was."""
+        count = os.readv(fd, [self._file_data[:most]])
+        if count:
+            self._output.append(wire.header(wire.DATA, count))
+            if count < FLUSH_SIZE:
+                self.send(bytes(self._file_data[:count]))
+            else:
+                # Nothing of it may wait, since the next piece will lie in the same place.
+                self._output.append(self._file_data[:count])
+                self.flush()
+        return count
 
     def flush(self) -> None:
         """Send all that is due, waiting for credit and for the engine to take it."""
-        view = memoryview(self._output)
-        while view:
+        pieces, self._output, self._output_size = self._output, [], 0
+        while pieces:
             while not self.credit:
                 self._receive()
+            batch = pieces[:MOST_PIECES]
+            if sum(map(len, batch)) > self.credit:
+                batch = [memoryview(b"".join(batch))[: self.credit]]
             try:
-                count = os.write(1, view[: self.credit])
+                count = os.writev(1, batch)
             except BlockingIOError:
                 self._wait(1, select.POLLOUT)
                 continue
             except BrokenPipeError:
                 raise HostGoneError from None
             self.credit -= count
-            view = view[count:]
-        view.release()
-        self._output = bytearray()
+            done = 0
+            while done < len(pieces) and count >= len(pieces[done]):
+                count -= len(pieces[done])
+                done += 1
+            del pieces[:done]
+            if count:
+                pieces[0] = memoryview(pieces[0])[count:]
 
     def drain(self) -> None:
         """Wait for the host to end the connection: the engine drops what is unread at an exit."""
@@ -587,16 +611,14 @@ def send_file(host: Host, fd: int, path: str) -> int:
         trouble = False
         while sent < before.st_size:
             try:
-                data = os.read(fd, min(READ_SIZE, before.st_size - sent))
+                count = host.send_from(fd, before.st_size - sent)
             except OSError:
                 # The entry is on its way: what is missing is said at its end.
                 trouble = True
                 break
-            if not data:
+            if not count:
                 break
-            host.send(wire.header(wire.DATA, len(data)))
-            host.send(data)
-            sent += len(data)
+            sent += count
         after = os.fstat(fd)
         changed = trouble or sent != before.st_size or _version(before) != _version(after)
         host.send(wire.encode_end(sent, changed))
