@@ -29,6 +29,7 @@ from sandbox_kernel import (
     SandboxSpecRejectedError,
     SandboxStartError,
     SandboxUnavailableError,
+    SandboxUnknownOutcomeError,
 )
 from sandbox_kernel.engine.client import Engine
 from sandbox_kernel.engine.thread import EngineThread
@@ -339,7 +340,7 @@ async def test_a_timeout_comes_next_for_a_reader_that_is_behind(create: Create) 
     """W19: however much has been fetched and not read."""
     async with create() as sandbox:
         text = "head -c 3000000 /dev/zero; exec sleep 8008"
-        async with sandbox.start(["sh", "-c", text], timeout=5) as process:
+        async with sandbox.start(["sh", "-c", text], timeout=8) as process:
             core = process._process
             await asyncio.to_thread(wait_until, lambda: core.counts[1] == 3_000_000)
             await first_chunk(process)
@@ -360,11 +361,11 @@ async def test_silence_ends_a_program_too(create: Create) -> None:
     text = "for i in 1 2 3 4; do echo $i; sleep 0.4; done; exec sleep 8018"
     async with create() as sandbox:
         with pytest.raises(CommandTimeoutError) as raised:
-            await sandbox.shell(text, idle_timeout=1.5)
+            await sandbox.shell(text, idle_timeout=3)
         assert raised.value.reason == "idle-timeout"
         assert raised.value.result is not None
         assert raised.value.result.stdout == b"1\n2\n3\n4\n"
-        async with sandbox.start(["sh", "-c", text], idle_timeout=1.5) as process:
+        async with sandbox.start(["sh", "-c", text], idle_timeout=3) as process:
             with pytest.raises(CommandTimeoutError):
                 await process.wait()
         assert await sleepers(sandbox) == []
@@ -553,6 +554,28 @@ async def test_an_engine_that_is_cut_off_does_not_hide_the_callers_exception(
     finally:
         await proxy.stop()
     assert "Clearing up after it failed too" in raised.value.__notes__[0]
+
+
+async def test_a_connection_that_breaks_is_an_error_and_never_a_code(
+    engines: Engines, create: Create, tmp_path: Path
+) -> None:
+    """W22, W23, B13: the lease breaks with it, so that nothing is left."""
+    proxy = FaultProxy(engines, tmp_path / "engine.sock")
+    await proxy.start()
+    try:
+        async with create(engine=str(tmp_path / "engine.sock")) as sandbox:
+            running = asyncio.create_task(sandbox.run(["sleep", "8019"], timeout=None))
+            while "sleep 8019" not in await sleepers(sandbox):
+                pass
+            proxy.cut()
+            async with asyncio.timeout(30):
+                with pytest.raises((SandboxGoneError, SandboxUnknownOutcomeError)):
+                    await running
+                assert (await sandbox.wait()).kind in {"engine-lost", "removed"}
+            gone = lambda: engines.api.inspect(sandbox.id) is None  # noqa: E731
+            await asyncio.to_thread(wait_until, gone, 20, "the end of the sandbox")
+    finally:
+        await proxy.stop()
 
 
 async def test_a_command_learns_why_its_sandbox_ended(create: Create, engines: Engines) -> None:

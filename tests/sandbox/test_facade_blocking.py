@@ -337,7 +337,7 @@ def test_a_forked_process_does_not_touch_its_parents_sandbox(start_script: Start
 
 async def test_a_blocked_loop_does_not_stop_the_lease(open_one: Open, engines: Engines) -> None:
     """Decision 5: the engine's loop is not the caller's."""
-    with open_one(spec={"lease_ttl": 2}) as sandbox:
-        result = sandbox.run(["sleep", "5"])
+    with open_one(spec={"lease_ttl": 4}) as sandbox:
+        result = sandbox.run(["sleep", "7"])
         assert result.returncode == 0
         assert (await asyncio.to_thread(sandbox.run, ["true"])).returncode == 0
