@@ -26,6 +26,7 @@ CAPABILITIES: Final = frozenset(
 """All there are; Podman spells ``ALL`` out."""
 
 _SHOWN = 160
+_ANONYMOUS = "com.docker.volume.anonymous"
 
 
 def attest(
@@ -212,7 +213,10 @@ def _ulimit(limit: Mapping[str, Any]) -> tuple[str, str]:
 
 def _volume_options(mount: Mapping[str, Any]) -> dict[str, Any]:
     options = dict(mount.get("VolumeOptions") or {})
-    labels = options.pop("Labels", None) or {}
+    labels = dict(options.pop("Labels", None) or {})
+    # Docker's own mark, from 24 on, of a volume that goes with its container.
+    if labels.get(_ANONYMOUS) == "":
+        del labels[_ANONYMOUS]
     # As pairs, so that none is left out for being empty.
     return {**options, "Labels": [f"{k}={v}" for k, v in sorted(labels.items())]}
 
