@@ -25,11 +25,14 @@ from tests.engines import Engines, wait_until
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
 
+# Several programs, each with a start of its own, in some of the tests.
+pytestmark = pytest.mark.timeout(300)
+
 
 def run(*words: object, cwd: Path) -> str:
     """Run a program of this environment and return what it said."""
     done = subprocess.run(
-        [str(word) for word in words], cwd=cwd, capture_output=True, text=True, timeout=110
+        [str(word) for word in words], cwd=cwd, capture_output=True, text=True, timeout=250
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
