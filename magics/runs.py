@@ -25,6 +25,8 @@ from sandbox_magics.sandboxes import Place
 from sandbox_magics.text import Cleaner, Decoder, Masker
 from sandbox_magics.worker import Job, Worker
 
+from sandbox_kernel.amounts import memory_text
+
 if TYPE_CHECKING:
     from sandbox_kernel.errors import SandboxError
     from sandbox_kernel.process.result import Exit
@@ -114,6 +116,10 @@ class Run:
         Set when there is something new to show, and when it has ended.
     ended
         Set when it has ended, however it did.
+    waiting_for
+        What it is doing, for people.
+    notes
+        What else is to be said, by whoever shows it.
     """
 
     def __init__(
@@ -124,7 +130,8 @@ class Run:
         self.started = datetime.now().astimezone()
         self.news = threading.Event()
         self.ended = threading.Event()
-        self.phase = "connecting to the engine"
+        self.waiting_for = "connecting to the engine"
+        self.notes: deque[str] = deque()
         self._place = place
         self._record = Record(request.capture_limit)
         self._begun = time.monotonic()
@@ -341,12 +348,12 @@ class Run:
         from sandbox_kernel.errors import SandboxError
 
         try:
-            async with self._place.use(self._tell_phase) as sandbox:
+            async with self._place.use(self) as sandbox:
                 self._sandbox = sandbox
                 if self.request.before is not None:
-                    self._tell_phase("copying into the sandbox")
+                    self.phase("copying into the sandbox")
                     await self.request.before(sandbox)
-                self._tell_phase("starting")
+                self.phase("starting")
                 ended = await self._run(sandbox)
                 self._end_channels()
                 self._over = time.monotonic()
@@ -379,14 +386,14 @@ class Run:
                 tty=_TERMINAL if request.tty else None,
             ) as process:
                 self._process = process
-                self._tell_phase("running")
+                self.phase("running")
                 feeder = asyncio.create_task(_feed(process, request.stdin))
                 try:
                     async for item in process.output:
                         if isinstance(item, Chunk):
                             self._took(item.stream, item.data)
                         else:
-                            return self._ending(item)
+                            return self._ending(item, sandbox)
                 finally:
                     feeder.cancel()
                     await asyncio.gather(feeder, return_exceptions=True)
@@ -409,11 +416,15 @@ class Run:
             return allowed.default
         return asked or allowed.most
 
-    def _ending(self, ended: Exit) -> dict[str, Any]:
+    def _ending(self, ended: Exit, sandbox: Sandbox) -> dict[str, Any]:
+        limits = {
+            "out-of-memory": f"limit {memory_text(sandbox.limits.memory)}",
+            "pids-limit": f"limit {sandbox.limits.pids}",
+        }
         return {
             "returncode": ended.code,
             "reason": ended.reason,
-            "detail": ended.evidence,
+            "detail": limits.get(ended.reason, ended.evidence),
             "peak_memory": ended.peak_memory,
             "survivors": ended.held,
         }
@@ -437,8 +448,14 @@ class Run:
 
     # -- output ---------------------------------------------------------------------------------
 
-    def _tell_phase(self, phase: str) -> None:
-        self.phase = phase
+    def phase(self, text: str) -> None:
+        """Say what is being waited for."""
+        self.waiting_for = text
+        self.news.set()
+
+    def note(self, text: str) -> None:
+        """Say something that is worth to be kept."""
+        self.notes.append(text)
         self.news.set()
 
     def _took(self, stream: int, data: bytes) -> None:

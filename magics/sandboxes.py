@@ -14,6 +14,8 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from sandbox_magics import view
+
 if TYPE_CHECKING:
     from sandbox_kernel.sandbox.facade import Sandbox
     from sandbox_kernel.sandbox.order import Order
@@ -22,8 +24,17 @@ __all__ = ["Fresh", "News", "Place", "Session"]
 
 log = logging.getLogger(__name__)
 
-News = Callable[[str], None]
-"""Called with what is being waited for, for people."""
+
+class News(Protocol):
+    """Whom to tell, for people, what goes on."""
+
+    def phase(self, text: str) -> None:
+        """Say what is being waited for."""
+        ...
+
+    def note(self, text: str) -> None:
+        """Say something that is worth to be kept."""
+        ...
 
 
 class Place(Protocol):
@@ -123,7 +134,9 @@ class Session:
         async with self._making:
             last = self._sandbox
             if last is not None and (ended := last.ended) is not None:
-                news(f"starting a new session: {ended.text}")
+                news.note(
+                    f"[this is a new session, without the files of the last one: {ended.text}]"
+                )
                 await self._let_go()
             if self._sandbox is None:
                 self._sandbox = await make(self._asked(), news)
@@ -151,5 +164,13 @@ async def make(asked: Mapping[str, Any], news: News) -> Sandbox:
 
     # Files are read: not in a loop in which others wait.
     order: Order = await asyncio.to_thread(settle, asked, door="magics")
-    news("starting sandbox")
-    return await Sandbox.from_order(order, progress=lambda step: news(step.text))
+    news.phase("starting sandbox")
+    return await Sandbox.from_order(order, progress=lambda step: news.phase(_step_text(step)))
+
+
+def _step_text(step: Any) -> str:
+    """Return a step of the pull of an image in words."""
+    text = f"pulling · {step.text}" if step.text else "pulling"
+    if step.current is not None and step.total:
+        text += f" · {view.memory(step.current)} of {view.memory(step.total)}"
+    return text

@@ -83,7 +83,7 @@ class Screen:
         if not self._rich or run.duration < _PATIENCE or now - self._line_at < pause:
             return
         self._line_at = now
-        self._set_line(f"▸ {run.phase} · {view.seconds(run.duration)}")
+        self._set_line(f"▸ {run.waiting_for} · {view.seconds(run.duration)}")
 
     def end(self, result: SandboxResult) -> None:
         """Show how a run ended."""
@@ -169,6 +169,8 @@ def _show(run: Run, screen: Screen) -> None:
 
 
 def _write_due(run: Run, screen: Screen, everything: bool = False) -> bool:
+    while run.notes:
+        screen.say(run.notes.popleft())
     pieces = run.due(everything)
     for piece in pieces:
         screen.write(piece)

@@ -40,8 +40,8 @@ _STYLE: Final = "font-family:var(--jp-code-font-family,monospace);font-size:0.9e
 _FAINT: Final = "opacity:0.7"
 
 _WORDS: Final = {
-    "timeout": ("⏱", "stopped after its timeout"),
-    "idle-timeout": ("⏱", "stopped after a time without output"),
+    "timeout": ("⏱", "stopped"),
+    "idle-timeout": ("⏱", "stopped"),
     "interrupted": ("■", "stopped"),
     "killed": ("■", "killed"),
     "out-of-memory": ("☠", "out of memory"),
@@ -139,7 +139,8 @@ def ending(result: SandboxResult) -> tuple[str, str]:
         return ("✓" if result.returncode == 0 else "✗"), f"exit {result.returncode}"
     mark, words = _WORDS[result.reason]
     if result.detail:
-        words = f"{words} ({one_line(result.detail)})"
+        detail = one_line(result.detail)
+        words = f"{words} {detail}" if mark == "⏱" else f"{words} ({detail})"
     if result.survivors:
         words += "; something of it may still run"
     return mark, words
@@ -188,7 +189,7 @@ def run_html(run: Run) -> str:
         return phase_html(f"{run.id} {type(run.error).__name__}: {run.error}")
     tail = escaped(_without_colours(run.tail(_TAIL)))
     return (
-        phase_html(f"▸ {run.id} {run.phase} · {seconds(run.duration)}")
+        phase_html(f"▸ {run.id} {run.waiting_for} · {seconds(run.duration)}")
         + f'<pre style="white-space:pre-wrap;{_STYLE}">{tail}</pre>'
     )
 
