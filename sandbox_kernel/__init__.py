@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 __all__ = [
+    "BlockingFiles",
     "BlockingProcess",
     "BlockingSandbox",
     "Chunk",
@@ -25,6 +26,7 @@ __all__ = [
     "EndReason",
     "EngineSettings",
     "Exit",
+    "FileEntry",
     "Limits",
     "RunResult",
     "Sandbox",
@@ -37,6 +39,7 @@ __all__ = [
     "SandboxError",
     "SandboxExecTimeoutError",
     "SandboxFileNotFoundError",
+    "SandboxFiles",
     "SandboxGoneError",
     "SandboxImageMissingError",
     "SandboxImageUnsuitableError",
@@ -50,6 +53,8 @@ __all__ = [
     "SandboxUnavailableError",
     "SandboxUnknownOutcomeError",
     "StopReport",
+    "Transfer",
+    "TransferLimits",
     "open_sandbox",
 ]
 
@@ -76,6 +81,7 @@ if TYPE_CHECKING:
         SandboxUnavailableError,
         SandboxUnknownOutcomeError,
     )
+    from sandbox_kernel.process.files import FileEntry, Transfer, TransferLimits
     from sandbox_kernel.process.result import (
         Chunk,
         CommandError,
@@ -88,15 +94,22 @@ if TYPE_CHECKING:
         RunResult,
     )
     from sandbox_kernel.process.stop import StopReport
-    from sandbox_kernel.sandbox.blocking import BlockingProcess, BlockingSandbox, open_sandbox
+    from sandbox_kernel.sandbox.blocking import (
+        BlockingFiles,
+        BlockingProcess,
+        BlockingSandbox,
+        open_sandbox,
+    )
     from sandbox_kernel.sandbox.facade import Sandbox
     from sandbox_kernel.sandbox.failure import CommandFailedError
+    from sandbox_kernel.sandbox.files import SandboxFiles
     from sandbox_kernel.sandbox.live import EndReason
     from sandbox_kernel.sandbox.program import SandboxProcess
     from sandbox_kernel.sandbox.spec import Limits, SandboxSpec
 
 # Where the names are; those that are not here are errors.
 _MODULES = {
+    "BlockingFiles": "sandbox.blocking",
     "BlockingProcess": "sandbox.blocking",
     "BlockingSandbox": "sandbox.blocking",
     "Chunk": "process.result",
@@ -110,12 +123,16 @@ _MODULES = {
     "EndReason": "sandbox.live",
     "EngineSettings": "config",
     "Exit": "process.result",
+    "FileEntry": "process.files",
     "Limits": "sandbox.spec",
     "RunResult": "process.result",
     "Sandbox": "sandbox.facade",
+    "SandboxFiles": "sandbox.files",
     "SandboxProcess": "sandbox.program",
     "SandboxSpec": "sandbox.spec",
     "StopReport": "process.stop",
+    "Transfer": "process.files",
+    "TransferLimits": "process.files",
     "open_sandbox": "sandbox.blocking",
 }
 

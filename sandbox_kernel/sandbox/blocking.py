@@ -16,10 +16,11 @@ from sandbox_kernel.engine.thread import EngineThread
 from sandbox_kernel.errors import SandboxSpecRejectedError
 from sandbox_kernel.process.result import Chunk, Exit
 from sandbox_kernel.sandbox.facade import Sandbox, SandboxState
+from sandbox_kernel.sandbox.files import SandboxFiles
 from sandbox_kernel.sandbox.opening import Opening
 from sandbox_kernel.sandbox.program import ProcessState, SandboxProcess
 
-__all__ = ["BlockingProcess", "BlockingSandbox", "open_sandbox"]
+__all__ = ["BlockingFiles", "BlockingProcess", "BlockingSandbox", "open_sandbox"]
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -129,6 +130,18 @@ class BlockingProcess(_Twin[SandboxProcess], ProcessState):
 _read = _hopping(SandboxProcess.read)
 
 
+class BlockingFiles(_Twin[SandboxFiles]):
+    """The files of one sandbox, in and out; it is `BlockingSandbox.files`."""
+
+    put = _hopping(SandboxFiles.put)
+    get = _hopping(SandboxFiles.get)
+    read = _hopping(SandboxFiles.read)
+    collect = _hopping(SandboxFiles.collect)
+    list = _hopping(SandboxFiles.list)
+    remove = _hopping(SandboxFiles.remove)
+    make_directory = _hopping(SandboxFiles.make_directory)
+
+
 class BlockingSandbox(_Twin[Sandbox], SandboxState):
     """A hardened container in which commands run; made by `open_sandbox`.
 
@@ -144,6 +157,11 @@ class BlockingSandbox(_Twin[Sandbox], SandboxState):
         super().__init__(twin)
         self._live = twin._live
         self._timeouts = twin._timeouts
+
+    @property
+    def files(self) -> BlockingFiles:
+        """The files in the sandbox: put them in, get them out, list them."""
+        return BlockingFiles(self._twin.files)
 
     def __enter__(self) -> Self:
         return self

@@ -32,10 +32,12 @@ from sandbox_kernel.errors import (
 from sandbox_kernel.policy import check_engine
 from sandbox_kernel.process.command import OUTPUT_LIMIT, Process
 from sandbox_kernel.process.command import start as start_process
+from sandbox_kernel.process.files import Files
 from sandbox_kernel.process.result import CommandError, CommandGoneError, RunResult
 from sandbox_kernel.process.run import CAPTURE_LIMIT
 from sandbox_kernel.process.run import run as run_process
 from sandbox_kernel.sandbox.failure import CommandFailedError
+from sandbox_kernel.sandbox.files import SandboxFiles
 from sandbox_kernel.sandbox.home import CallersLoop, Home
 from sandbox_kernel.sandbox.live import CODE_USER, EndReason, KillOutcome, LiveSandbox
 from sandbox_kernel.sandbox.opening import Opening
@@ -237,6 +239,14 @@ class Sandbox(SandboxState):
             Whose it is; by default this process's user.
         progress
             Told, in the engine's loop, how far the pull of the image is.
+
+        Examples
+        --------
+        >>> from sandbox_kernel.sandbox.order import settle
+        >>> order = settle({"mem_limit": "512M"}, door="python")
+        >>> async with Sandbox.from_order(order) as small:
+        ...     small.limits.memory
+        536870912
         """
         return cls._opening(order, order.endpoint(), owner, progress)
 
@@ -478,6 +488,12 @@ class Sandbox(SandboxState):
         'processes'
         """
         return await self._hop(self._kill)
+
+    @property
+    def files(self) -> SandboxFiles:
+        """The files in the sandbox: put them in, get them out, list them."""
+        files = Files(self._live.engine, self._live.id, user=CODE_USER)
+        return SandboxFiles(files, self._explained_hop)
 
     # -- the engine's side --------------------------------------------------------------------
 

@@ -270,7 +270,8 @@ class SandboxProcess(ProcessState):
 
         Examples
         --------
-        >>> async with sandbox.start(["sh", "-c", "setsid sleep 1000 >/dev/null 2>&1 &"]) as process:
+        >>> detach = "setsid sleep 1000 >/dev/null 2>&1 &"
+        >>> async with sandbox.start(["sh", "-c", detach]) as process:
         ...     await process.wait()
         ...     report = await process.kill_leftovers()
         Exit(code=0, reason='finished', ...)

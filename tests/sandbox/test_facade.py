@@ -21,6 +21,7 @@ from sandbox_kernel import (
     Sandbox,
     SandboxError,
     SandboxExecTimeoutError,
+    SandboxFileNotFoundError,
     SandboxGoneError,
     SandboxImageMissingError,
     SandboxProcess,
@@ -234,6 +235,28 @@ async def test_leaving_the_block_stops_the_program(create: Create) -> None:
             async with sandbox.start(["sleep", "8007"], timeout=None):
                 raise ValueError("mine")
         assert await sleepers(sandbox) == []
+
+
+async def test_files_go_in_and_come_out(create: Create, tmp_path: Path) -> None:
+    """F1, F2, F3: a folder in, a program's results out; the errors are the files' own."""
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "numbers").write_text("3\n1\n2\n")
+    async with create() as sandbox:
+        told: list[int] = []
+        await sandbox.files.put(tmp_path / "in", "data", progress=lambda n, _: told.append(n))
+        assert told[-1] == 6
+        await sandbox.shell("mkdir out; sort -n numbers >out/sorted", cwd="data", check=True)
+        await sandbox.files.get("data/out", tmp_path / "out")
+        assert (tmp_path / "out" / "sorted").read_text() == "1\n2\n3\n"
+        entries = await sandbox.files.list("data")
+        assert sorted(entry.name for entry in entries) == ["numbers", "out"]
+        with pytest.raises(SandboxFileNotFoundError):
+            await sandbox.files.read("data/other")
+        with pytest.raises(SandboxSpecRejectedError):
+            await sandbox.files.put(b"", "../etc/passwd")
+        files = sandbox.files
+    with pytest.raises(SandboxGoneError, match="removed by its owner"):
+        await files.read("data/numbers")
 
 
 # -- what is refused ----------------------------------------------------------------------------

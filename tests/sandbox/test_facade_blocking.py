@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from sandbox_kernel import (
+    BlockingFiles,
     BlockingProcess,
     BlockingSandbox,
     Chunk,
@@ -27,6 +28,7 @@ from sandbox_kernel import (
     Exit,
     Sandbox,
     SandboxExecTimeoutError,
+    SandboxFiles,
     SandboxGoneError,
     SandboxProcess,
     SandboxSpec,
@@ -66,6 +68,8 @@ def use(sandbox: BlockingSandbox) -> None:
     with sandbox.start(["sleep", "8100"]) as process:
         assert process.kill().found == "killed"
         assert list(process) == [Exit(137, "killed")]
+    assert sandbox.files.put(b"hello", "a/file").size == 5
+    assert sandbox.files.read("a/file") == b"hello"
     with sandbox.start(["sleep", "8102"]) as process:
         process.interrupt()
         assert process.wait() == Exit(130, "interrupted")
@@ -114,6 +118,7 @@ async def test_an_open_engine_is_refused(engine: Engine) -> None:
     [
         (BlockingSandbox, Sandbox, {"create", "from_order"}, set()),
         (BlockingProcess, SandboxProcess, {"read_now"}, set()),
+        (BlockingFiles, SandboxFiles, set(), set()),
     ],
 )
 def test_the_twins_have_the_same_methods_with_the_same_parameters(

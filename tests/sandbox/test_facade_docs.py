@@ -16,7 +16,14 @@ from typing import Any
 import pytest
 
 import sandbox_kernel
-from sandbox_kernel import BlockingProcess, BlockingSandbox, Sandbox, SandboxProcess
+from sandbox_kernel import (
+    BlockingFiles,
+    BlockingProcess,
+    BlockingSandbox,
+    Sandbox,
+    SandboxFiles,
+    SandboxProcess,
+)
 from sandbox_kernel.sandbox.blocking import open_sandbox
 from tests.engines import Engines
 
@@ -32,6 +39,8 @@ def examples() -> list[tuple[str, str]]:
         documented[owner.__name__] = owner.__doc__ or ""
         for name, member in vars(owner).items():
             documented[f"{owner.__name__}.{name}"] = inspect.getdoc(member) or ""
+    # Those of its methods are the ones of `process.files`.
+    documented["SandboxFiles"] = SandboxFiles.__doc__ or ""
     return [(name, text) for name, text in documented.items() if ">>> " in text]
 
 
@@ -58,7 +67,7 @@ def blocks() -> list[tuple[str, str]]:
 async def test_the_page_on_the_python_api_shows_what_happens(scope: dict[str, Any]) -> None:
     """Issue 3: one example after the other, as a reader would."""
     shown = blocks()
-    assert len(shown) == 7
+    assert len(shown) == 8
     del scope["Chunk"]  # the page has to import what it uses
     own: dict[str, Any] = {}
     for source, expected in shown:
@@ -94,10 +103,12 @@ async def test_the_example_of_a_docstring_shows_what_happens(
 def test_every_public_method_has_a_description_and_every_doing_an_example() -> None:
     """Issue 3: numpydoc, with one example each."""
     with_example = {name for name, _ in examples()}
-    for owner in (Sandbox, SandboxProcess):
+    for owner in (Sandbox, SandboxProcess, SandboxFiles, BlockingFiles):
         for name, member in vars(owner).items():
             if name.startswith("_"):
                 continue
             assert inspect.getdoc(member), f"{owner.__name__}.{name}"
-            if not isinstance(member, property) and name not in {"close", "read_now"}:
+            if owner not in (Sandbox, SandboxProcess) or isinstance(member, property):
+                continue
+            if name not in {"close", "read_now"}:
                 assert f"{owner.__name__}.{name}" in with_example
