@@ -45,6 +45,7 @@ from sandbox_kernel.process.result import (
     Reason,
 )
 from sandbox_kernel.process.stop import (
+    STOP_TIMEOUT,
     Identity,
     Kind,
     StopReport,
@@ -52,7 +53,7 @@ from sandbox_kernel.process.stop import (
     stop,
     sweep,
 )
-from sandbox_kernel.process.verdict import KILLED, agree, verdict
+from sandbox_kernel.process.verdict import CUT, KILLED, agree, verdict
 
 __all__ = ["Process", "start"]
 
@@ -65,8 +66,8 @@ _LARGEST_SIGNAL: Final = 64
 _AFTER_STOP: Final = 4.0
 _STATUS_PATIENCE: Final = 2.0
 _ENGINE_TIMEOUT: Final = 5.0
-_RECORD_PATIENCE: Final = 1.0
-_FIRST_POLL, _LAST_POLL = 0.02, 0.5
+_RECORD_PATIENCE: Final = 1.5
+_FIRST_POLL, _LAST_POLL = 0.02, 0.3
 _END_OF_TERMINAL_INPUT: Final = b"\x04"
 _T = TypeVar("_T")
 
@@ -311,6 +312,8 @@ class Process:
                     return None
                 if self._swept:
                     return None
+                if recorded == CUT and self._intake.code is None:
+                    return _lost("The connection to the engine broke")
                 return await self._missing_code(recorded)
         except SandboxUnavailableError as error:
             return _lost(f"The engine was lost: {error}", error)
@@ -340,13 +343,10 @@ class Process:
 
     async def _missing_code(self, recorded: int | None) -> SandboxError:
         """Tell why no code can be believed: the sandbox ended, the wrapper was killed, or worse."""
+        state = await self._state_of_container(recorded)
         reason: Reason = "out-of-memory" if self._out_of_memory else "unknown"
-        try:
-            state = (await self._engine.inspect_container(self._container_id))["State"]
-        except SandboxGoneError:
-            state = None
-        if state is None or not state.get("Running"):
-            what = "was removed" if state is None else "was stopped"
+        if state != "running":
+            what = f"was {state}"
             if self._out_of_memory:
                 what = "ran out of memory and ended"
             return CommandGoneError(f"The sandbox {what} while the command ran", reason)
@@ -361,6 +361,28 @@ class Process:
             f"The exit code is not known: {self._intake.code} was reported from the sandbox, and "
             f"the engine recorded {recorded}"
         )
+
+    async def _state_of_container(
+        self, recorded: int | None
+    ) -> Literal["running", "stopped", "removed"]:
+        """Ask whether the sandbox is still there.
+
+        The processes of a container that ends are killed first, and it takes a moment until the
+        engine says so of the container; therefore a 137 waits for that.
+        """
+        patience = _RECORD_PATIENCE if recorded == KILLED else 0.0
+        clock = asyncio.get_running_loop().time
+        until = clock() + patience
+        while True:
+            try:
+                inspected = await self._engine.inspect_container(self._container_id)
+            except SandboxGoneError:
+                return "removed"
+            if not inspected["State"].get("Running"):
+                return "stopped"
+            if clock() + _LAST_POLL > until:
+                return "running"
+            await asyncio.sleep(_LAST_POLL)
 
     def _not_started(self, code: int) -> SandboxError:
         said = without_host_paths(self._intake.early())
@@ -548,22 +570,6 @@ class Process:
         await self._settle(report)
         return report
 
-    async def kill_leftovers(self) -> StopReport:
-        """End what the command has left behind when it ended: processes that it detached.
-
-        A command that still runs is ended with it.
-
-        Raises
-        ------
-        SandboxPausedError
-            The sandbox is paused, so that nothing in it can be ended.
-        SandboxError
-            It failed.
-        """
-        if not self._ended.is_set():
-            return await self.kill()
-        return await self._stop("all")
-
     async def _stop(self, mode: Literal["command", "all", "everything"]) -> StopReport:
         """Run one stop, shared by all who ask for it; a cancelled caller does not cut it (W15)."""
         while self._stopping is not None and not self._stopping.done():
@@ -715,9 +721,11 @@ class Process:
     async def reattach(self, timeout: float = 0.0) -> Exit | None:
         """Find out, after the connection was lost, what has become of the command.
 
-        Its output and input are lost with the connection; its exit code is not, as long as the
-        engine was not restarted: `Exit.code` then is what the engine recorded. It is `None` when
-        nobody knows it, which includes a record of 137: a killed wrapper leaves the same one.
+        Its output and input are lost with the connection. Its exit code is what the engine
+        recorded, where that can be believed: an engine that could not pass on the wrapper's last
+        words records 126, a killed wrapper leaves 137, and one that was restarted knows nothing.
+        Then the sandbox itself is asked, which still knows the code of a command that is running
+        when this is called; of one that has ended before, the code stays `None`.
 
         Parameters
         ----------
@@ -739,19 +747,25 @@ class Process:
         lost = isinstance(self._error, CommandUnknownError) and self._error.reason == "engine-lost"
         if not lost or self._stream is None or self.identity is None:
             return self.exit if self._ended.is_set() else None
-        running, recorded = await self._recorded(self._stream.id, timeout)
-        if running:
+        with contextlib.suppress(SandboxGoneError):
+            state = await self._engine.inspect_exec(self._stream.id)
+            if not state.running and state.exit_code not in (None, CUT, KILLED):
+                return Exit(state.exit_code, "finished")
+        report = await stop(
+            self._engine,
+            self._container_id,
+            self.identity,
+            user=self._user,
+            mode=f"wait:{round(timeout * 10)}",
+            timeout=STOP_TIMEOUT + timeout,
+        )
+        if report.found == "running":
             return None
-        if recorded is None:
-            # The engine has forgotten the exec; the process itself is asked for.
-            report = await stop(
-                self._engine, self._container_id, self.identity, user=self._user, mode="look"
-            )
-            if report.found == "running":
-                return None
-            await self._engine.inspect_container(self._container_id)
-        code = None if recorded == KILLED else recorded
-        return Exit(code, "unknown" if code is None else "finished")
+        if report.found == "ended":
+            return Exit(report.code, "finished")
+        if (state_now := await self._state_of_container(None)) != "running":
+            raise CommandGoneError(f"The sandbox was {state_now} meanwhile")
+        return Exit(None, "unknown")
 
     async def close(self) -> None:
         """Let go of the stream and the tasks; a command that runs is not stopped by this."""

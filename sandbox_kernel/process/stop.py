@@ -37,8 +37,9 @@ _SWEEP_POLL: Final = 0.1
 _ENGINE_TIMEOUT: Final = 3.0
 _OUTPUT_LIMIT: Final = 64 * 1024
 
-Found = Literal["killed", "sent", "running", "nothing", "gone", "swept", "container"]
-_WORDS: tuple[Found, ...] = ("killed", "sent", "running", "nothing", "gone")
+Found = Literal["killed", "sent", "ended", "running", "nothing", "gone", "swept", "container"]
+_WORDS: tuple[Found, ...] = ("killed", "sent", "ended", "running", "nothing", "gone")
+_CODE = re.compile(r"\d{1,3}")
 _LEFT = re.compile(r"(survivor|holder|unreadable) \d+")
 
 Kind = Literal["pipes", "terminal"]
@@ -96,10 +97,13 @@ class StopReport:
         A line for each process that it could not end: ``survivor PID``, ``holder PID`` for one
         that has the output open and belongs to another command, ``unreadable PID`` for one of
         which that cannot be told.
+    code
+        The command's exit code, where that was asked for and it has ``ended``.
     """
 
     found: Found
     left: tuple[str, ...] = ()
+    code: int | None = None
 
     @property
     def held(self) -> bool:
@@ -130,7 +134,7 @@ async def stop(
     engine, container_id, identity, user
         Of the command.
     mode
-        ``command`` to end it, ``all`` to end its wrapper too, ``signal:N``, or ``look``.
+        ``command`` to end it, ``all`` to end its wrapper too, ``signal:N``, or ``wait:N``.
     timeout
         Seconds that it has.
 
@@ -147,7 +151,8 @@ async def stop(
     except SandboxGoneError:
         return StopReport("gone")
     lines = said.splitlines()
-    report = StopReport(_word(lines[-1]), tuple(filter(_LEFT.fullmatch, lines[:-1])))
+    found, code = _last(lines[-1])
+    report = StopReport(found, tuple(filter(_LEFT.fullmatch, lines[:-1])), code)
     if any(line.startswith("survivor ") for line in report.left):
         raise _noting(SandboxError("The stop could not end every process of the command"), said)
     return report
@@ -266,10 +271,12 @@ async def _say(
     raise _noting(failed, text)
 
 
-def _word(line: str) -> Found:
-    for word in _WORDS:
-        if line == word:
-            return word
+def _last(line: str) -> tuple[Found, int | None]:
+    word, _, number = line.partition(" ")
+    code = int(number) if _CODE.fullmatch(number) else None
+    for known in _WORDS:
+        if word == known and (known == "ended") == (code is not None):
+            return known, code
     raise SandboxError(f"The stop said something else than it can: {line[:100]!r}")
 
 

@@ -7,9 +7,10 @@
 #   command     end the command; the wrapper stays, goes on if it was stopped, and reports
 #   all         the wrapper goes too, so that nothing can start any more
 #   signal:N    send a signal to the command's group
-#   look        say only whether the wrapper is there
+#   wait:N      wait N tenths of a second for the command's end, and say its exit code; until
+#               then the shell that would take it is stopped, so that it cannot be missed
 #
-# Says one line last and ends with 0:  killed | sent | running | nothing | gone
+# Says one line last and ends with 0:  killed | sent | ended CODE | running | nothing | gone
 # preceded, where it applies, by  survivor PID | holder PID | unreadable PID
 # `gone` means that ROOT has ended, and that nothing that it left behind was found. Each pass
 # freezes nothing: it kills what it sees, and looks again until it sees nothing, a limited number
@@ -20,7 +21,7 @@
 # marker at all but the command's session or its output. A number is believed only while the
 # process that it names has the start time that was reported, so that it cannot mean a stranger.
 #
-# Starts no process but an `ls` to see who holds the output.
+# Starts no process but an `ls` to see who holds the output, and `sleep` to wait.
 # shellcheck disable=SC2015 # A && B || C is meant as it reads
 # shellcheck disable=SC2086 # lists of pids are meant to be split
 set -u
@@ -32,8 +33,8 @@ rounds=200
 newline='
 '
 
-# look PID: state, parent, group, session and start time of one live process.
-look() {
+# see PID: state, parent, group, session, start time and wait status of one process.
+see() {
     whole=''
     { while IFS= read -r line; do whole="$whole $line"; done <"/proc/$1/stat"; } 2>/dev/null
     [ -n "$whole" ] || return 1
@@ -41,9 +42,14 @@ look() {
     state=$1 parent=$2 group=$3 session=$4
     shift 17
     threads=$1 started=$3
-    # A process whose first thread has ended looks dead while its other threads go on.
-    case $state in [ZX]) [ "$threads" -gt 1 ] ;; esac
+    [ "$#" -lt 33 ] || shift 32
+    status=$1
 }
+# dead: whether the process that was seen has ended. One whose first thread has ended looks so
+# too, while its other threads go on.
+dead() { case $state:$threads in [ZX]:[01]) ;; *) return 1 ;; esac }
+# look PID: see a live process.
+look() { see "$1" && ! dead; }
 # still PID START: whether a number cannot by now mean another process than it did.
 still() { ! look "$1" || [ "$started" = "$2" ]; }
 # mine PID: whether a process is of this user; the owner of its directory does not tell that.
@@ -151,7 +157,22 @@ present=0
 look "$root" && [ "$started" = "$root_start" ] && present=1
 
 case $mode in
-look)
+wait:*)
+    rounds=${mode#wait:} shell=''
+    while see "$leader" && [ "$started" = "$leader_start" ]; do
+        [ -n "$shell" ] || { shell=$parent && kill -STOP "$shell" 2>/dev/null; }
+        if dead; then
+            kill -CONT "$shell" 2>/dev/null
+            # As `wait` has it: a signal, or the code above it.
+            [ $((status & 127)) -eq 0 ] && code=$((status >> 8)) || code=$((128 + (status & 127)))
+            echo "ended $code"
+            exit 0
+        fi
+        [ "$rounds" -gt 0 ] || break
+        rounds=$((rounds - 1))
+        sleep 0.1
+    done
+    [ -z "$shell" ] || kill -CONT "$shell" 2>/dev/null
     if [ "$present" -eq 1 ]; then echo running; else echo gone; fi
     exit 0
     ;;

@@ -26,6 +26,8 @@ __all__ = ["Evidence", "agree", "parse_evidence", "parse_identity", "verdict"]
 
 KILLED: Final = 137
 INTERRUPTED: Final = 130
+CUT: Final = 126
+"""What an engine records of a wrapper that still ran when its stream was lost."""
 
 _LARGEST: Final = 2**63
 _LONGEST_PLACE: Final = 100
