@@ -16,7 +16,17 @@ set -eu
 EGRESS=sbx-egress
 INTERNAL=sbx-internal
 REJECT='-j REJECT --reject-with icmp-admin-prohibited'
-QUESTIONS='--hashlimit-mode srcip --hashlimit-above 20/second --hashlimit-burst 100'
+LIMIT='-m hashlimit --hashlimit-name sbx-dns --hashlimit-mode srcip --hashlimit-above 20/second --hashlimit-burst 100'
+
+# questions CHAIN: what a sandbox may ask in a second bounds what it can smuggle out in questions;
+# first of all, since after one answer the next questions are an established connection.
+questions() {
+  for address in $RESOLVERS; do
+    for protocol in tcp udp; do
+      echo "-A $1 -d $address -p $protocol --dport 53 $LIMIT -j DROP"
+    done
+  done
+}
 
 rules() {
   echo '*filter'
@@ -27,13 +37,12 @@ rules() {
   # From a sandbox with a way out, to anything that is not this machine. RETURN, and not ACCEPT:
   # the engine's own rules decide next.
   echo '-A SBX-OUTWARDS -m conntrack --ctstate INVALID -j DROP'
+  questions SBX-OUTWARDS
   echo '-A SBX-OUTWARDS -m conntrack --ctstate ESTABLISHED,RELATED -j RETURN'
   echo "-A SBX-OUTWARDS -o $EGRESS -j DROP"
   echo "-A SBX-OUTWARDS -o $INTERNAL -j DROP"
-  # The one resolver comes before the private ranges, since it usually is in one. What a sandbox
-  # may ask in a second bounds what can be smuggled out in questions.
+  # Before the private ranges, since the one resolver usually is in one of them.
   for address in $RESOLVERS; do
-    echo "-A SBX-OUTWARDS -d $address -p udp --dport 53 -m hashlimit --hashlimit-name sbx-dns $QUESTIONS -j DROP"
     echo "-A SBX-OUTWARDS -d $address -p udp --dport 53 -j RETURN"
     echo "-A SBX-OUTWARDS -d $address -p tcp --dport 53 -j RETURN"
   done
@@ -56,10 +65,10 @@ rules() {
   echo '-A SBX-INWARDS -j DROP'
 
   # From a sandbox to this machine itself: nothing but answers, and its resolver if it is here.
+  questions SBX-HERE
   echo '-A SBX-HERE -m conntrack --ctstate ESTABLISHED,RELATED -j RETURN'
   echo "-A SBX-HERE -i $INTERNAL -j DROP"
   for address in $RESOLVERS; do
-    echo "-A SBX-HERE -d $address -p udp --dport 53 -m hashlimit --hashlimit-name sbx-dns $QUESTIONS -j DROP"
     echo "-A SBX-HERE -d $address -p udp --dport 53 -j RETURN"
     echo "-A SBX-HERE -d $address -p tcp --dport 53 -j RETURN"
   done

@@ -354,8 +354,8 @@ async def _targets(
     found[METADATA, 80] = f"the metadata service {METADATA}:80"
     # The gateway of the engine's first network is one more address of its machine.
     first = await engine.inspect_network("bridge")
-    machines = [*network.gateways, *(gateway_addresses(first) if first is not None else ())]
-    for address in machines:
+    others = () if first is None else gateway_addresses(first, guess=True)
+    for address in (*network.gateways, *others):
         for port in _machine_ports(controls):
             found.setdefault((address, port), f"the engine's machine {address}:{port}")
     return found
@@ -378,7 +378,7 @@ async def _look(
 ) -> list[Finding]:
     nonce = secrets.token_hex(8)
     targets = await _targets(engine, network, controls)
-    await _address(engine, eyes, network)
+    await _address(engine, eyes, network)  # or nothing that it finds is about this network
     async with await _program(peer, {"listen": True, "nonce": nonce}) as listening:
         port = int((await _report(peer, listening, nonce))["port"])
         address = await _address(engine, peer, network)

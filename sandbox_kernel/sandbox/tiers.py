@@ -187,17 +187,24 @@ def _subnets(config: Iterable[Mapping[str, Any]]) -> list[str]:
     return described
 
 
-def gateway_addresses(inspected: Mapping[str, Any]) -> tuple[str, ...]:
+def gateway_addresses(inspected: Mapping[str, Any], *, guess: bool = False) -> tuple[str, ...]:
     """Return a network's IPv4 gateways: addresses of the engine's machine, where it has them.
 
-    Where an engine names none, it takes the first address of the subnet.
+    Parameters
+    ----------
+    inspected
+        The engine's account of the network.
+    guess
+        Whether to take the first address of a subnet for which no gateway is named, as an engine
+        does for its first network. On a network without one, a container may have it.
     """
     found = []
     for pool in (inspected.get("IPAM") or {}).get("Config") or ():
         try:
             subnet = ipaddress.IPv4Network(str(pool.get("Subnet")))
             given = str(pool.get("Gateway") or "").partition("/")[0]
-            found.append(str(ipaddress.IPv4Address(given) if given else subnet[1]))
+            if given or guess:
+                found.append(str(ipaddress.IPv4Address(given) if given else subnet[1]))
         except (ValueError, IndexError):
             continue
     return tuple(found)

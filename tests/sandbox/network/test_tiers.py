@@ -154,7 +154,8 @@ def test_a_network_of_another_version_of_ours_is_used() -> None:
     network["IPAM"]["Config"] = [{"Subnet": "192.0.2.0/24", "IPRange": "192.0.2.128/25"}]
     network["EnableIPv4"] = True  # newer engines say so
     assert network_differences("egress", network) == []
-    assert gateway_addresses(network) == ("192.0.2.1",)
+    assert gateway_addresses(network) == ()
+    assert gateway_addresses(network, guess=True) == ("192.0.2.1",)
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.uuids()), min_size=1, max_size=6))
@@ -266,7 +267,10 @@ async def test_a_second_network_of_that_name_is_refused_too(fresh: Engine) -> No
     """B3: with two of one name nobody could say which one a firewall covers."""
     ours = await ensure_network(fresh, "egress")
     body = {**network_body("egress"), "CheckDuplicate": False, "Options": {}}
-    other = await fresh.create_network(body)
+    try:
+        other = await fresh.create_network(body)
+    except SandboxConflictError:
+        pytest.skip("this engine permits no second network of a name")
     with pytest.raises(SandboxSpecRejectedError, match=other[:12]):
         await ensure_network(fresh, "egress")
     await fresh.remove_network(other)
