@@ -460,9 +460,21 @@ class Engine:
 
     # -- volumes ------------------------------------------------------------------------------
 
-    async def create_volume(self, name: str, labels: Mapping[str, str]) -> dict[str, Any]:
-        """Create a named volume; an existing one of that name is returned as it is."""
-        body = {"Name": name, "Labels": dict(labels)}
+    async def create_volume(
+        self, name: str, labels: Mapping[str, str], options: Mapping[str, str] | None = None
+    ) -> dict[str, Any]:
+        """Create a named volume; an existing one of that name is returned as it is.
+
+        Parameters
+        ----------
+        name
+            Its name.
+        labels
+            Its labels, if it is new.
+        options
+            Options of the driver, if it is new.
+        """
+        body = {"Name": name, "Labels": dict(labels), "DriverOpts": dict(options or {})}
         async with self.call("create a volume", Subject("volume", name)) as docker:
             return _object(
                 await docker._query_json("volumes/create", "POST", data=json.dumps(body))

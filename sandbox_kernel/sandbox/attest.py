@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from sandbox_kernel.errors import SandboxAttestationError
+from sandbox_kernel.sandbox.container import WORKSPACE
 from sandbox_kernel.sandbox.network import SharedNetwork
 
 CAPABILITIES: Final = frozenset(
@@ -34,6 +35,8 @@ def attest(
     inspected: Mapping[str, Any],
     warnings: Sequence[str] = (),
     network: SharedNetwork | None = None,
+    *,
+    running: bool = False,
 ) -> None:
     """Refuse a container that is not exactly what was asked for.
 
@@ -47,6 +50,8 @@ def attest(
         What the engine remarked at its creation. Each one says that it will not do something.
     network
         The network that the request names by its id, where it has one.
+    running
+        Whether it is to run: one that somebody else has made and started.
 
     Raises
     ------
@@ -55,7 +60,7 @@ def attest(
     """
     found = [f"the engine warned: {warning.strip()}" for warning in warnings]
     try:
-        found += differences(body, inspected, network)
+        found += differences(body, inspected, network, running=running)
     except (TypeError, ValueError, LookupError, AttributeError) as error:
         raise SandboxAttestationError(
             "The engine describes the container in a way that cannot be understood, so it was "
@@ -69,21 +74,26 @@ def attest(
 
 
 def differences(
-    body: Mapping[str, Any], inspected: Mapping[str, Any], network: SharedNetwork | None = None
+    body: Mapping[str, Any],
+    inspected: Mapping[str, Any],
+    network: SharedNetwork | None = None,
+    *,
+    running: bool = False,
 ) -> list[str]:
     """List where the engine's account differs from the request."""
     wanted = {key: value for key, value in body.items() if key != "HostConfig"}
     found = _compare("", wanted, inspected.get("Config") or {})
     host = inspected.get("HostConfig") or {}
     found += _compare("HostConfig.", body["HostConfig"], host)
-    found += _compare_state(body, inspected)
+    found += _compare_state(body, inspected, running)
     found += _compare_networks(body, inspected, network)
     return found
 
 
 def volume_name(inspected: Mapping[str, Any]) -> str:
-    """Return the name that the engine gave to the anonymous volume."""
-    return str(inspected["Mounts"][0]["Name"])
+    """Return the name of the volume that is the workspace."""
+    found = [m for m in inspected["Mounts"] if m.get("Destination") == WORKSPACE]
+    return str(found[0]["Name"])
 
 
 def _compare(prefix: str, wanted: Mapping[str, Any], got: Mapping[str, Any]) -> list[str]:
@@ -96,21 +106,29 @@ def _compare(prefix: str, wanted: Mapping[str, Any], got: Mapping[str, Any]) -> 
     return found
 
 
-def _compare_state(body: Mapping[str, Any], inspected: Mapping[str, Any]) -> list[str]:
+def _compare_state(
+    body: Mapping[str, Any], inspected: Mapping[str, Any], running: bool
+) -> list[str]:
     """Compare what is told outside the two echoes of the request."""
     host = body["HostConfig"]
-    mounts = [
-        (m.get("Type"), m.get("Destination"), m.get("RW"), m.get("Driver"))
+    # In no order that means anything.
+    mounts = sorted(
+        (str(m.get("Destination")), str(m.get("Type")), bool(m.get("RW")), str(m.get("Driver")))
         for m in inspected.get("Mounts") or ()
-    ]
+    )
+    volumes = {m.get("Destination"): m.get("Name") for m in inspected.get("Mounts") or ()}
     state = inspected.get("State") or {}
-    wanted_mounts = [(m["Type"], m["Target"], not m["ReadOnly"], "local") for m in host["Mounts"]]
+    wanted_mounts = sorted(
+        (m["Target"], m["Type"], not m["ReadOnly"], "local") for m in host["Mounts"]
+    )
+    named = {m["Target"]: m["Source"] for m in host["Mounts"] if "Source" in m}
     command = [inspected.get("Path"), *(inspected.get("Args") or ())]
     facts: tuple[tuple[str, object, object], ...] = (
         ("the image", _image(inspected.get("Image")), _image(body["Image"])),
         ("the command", command, list(body["Cmd"])),
         ("the list of mounts", mounts, wanted_mounts),
-        ("whether it runs", bool(state.get("Running")), False),
+        ("the list of volumes", {place: volumes.get(place) for place in named}, named),
+        ("whether it runs", bool(state.get("Running")), running),
         ("being unconfined", inspected.get("AppArmorProfile") == "unconfined", False),
     )
     return [

@@ -1,4 +1,4 @@
-"""The one place that says how a sandbox's container is made (B1, B2; security profile, 2.1).
+"""The one place that says how a sandbox's container is made (B1, B2, B16; security profile, 2.1).
 
 `container_body` gives the whole request. What an image could slip in is settled here and not
 left to the engine: each of its variables, labels, ports and volumes is either in the request
@@ -22,6 +22,7 @@ from sandbox_kernel.sandbox.network import SharedNetwork
 from sandbox_kernel.sandbox.seccomp import profile_text
 from sandbox_kernel.sandbox.spec import RUN_SIZE, VOLUME_SIZE, Limits, SandboxSpec
 from sandbox_kernel.sandbox.tiers import BLACKHOLE_DNS
+from sandbox_kernel.sandbox.workspace import VolumeMount, quota_options
 
 CODE_USER: Final = "10001:10001"
 """As whom all code of the user runs, and nothing else."""
@@ -31,6 +32,8 @@ CONTROL_USER: Final = "10002:10002"
 
 WORKSPACE: Final = "/workspace"
 HOME: Final = "/home/sbx"
+PROJECT: Final = "/project"
+DATA: Final = "/data"
 TMP: Final = "/tmp"  # noqa: S108 - the sandbox's own
 RUN: Final = "/run"
 
@@ -196,8 +199,9 @@ def container_body(
     image: ImageInfo,
     labels: Mapping[str, str],
     network: SharedNetwork | None = None,
+    workspace: VolumeMount | None = None,
 ) -> dict[str, Any]:
-    """Return the body of the engine's create call for an ephemeral sandbox.
+    """Return the body of the engine's create call for a sandbox.
 
     The spec's environment is not in it: everybody who may inspect the container could read it.
 
@@ -213,13 +217,23 @@ def container_body(
         All labels of ours.
     network
         The network of the spec's tier, by its id; `None` for the tier that has none.
+    workspace
+        What is mounted as the workspace; by default a new anonymous volume.
     """
     parts = image_parts(image, spec.image)
-    volume_labels = {k: v for k, v in labels.items() if v}
+    if workspace is None:
+        kept = {k: v for k, v in labels.items() if v}
+        workspace = VolumeMount(None, kept, quota_options(limits.disk))
     return {
         "Image": image.id,
         "User": CONTROL_USER,
-        "Cmd": lease_command(lease_seconds(spec), lifetime_seconds(spec), place=WORKSPACE),
+        "Cmd": lease_command(
+            lease_seconds(spec),
+            lifetime_seconds(spec),
+            idle=idle_seconds(spec),
+            grace=grace_seconds(spec),
+            place=WORKSPACE,
+        ),
         "Entrypoint": [""],
         "Env": container_env(parts.env),
         "WorkingDir": "/",
@@ -234,13 +248,18 @@ def container_body(
         "StopTimeout": 1,
         "Tty": False,
         "OpenStdin": True,
-        "StdinOnce": True,
+        # The end of its input ends a sandbox at once; one that may outlive an owner sees none.
+        "StdinOnce": not spec.is_shared,
         "AttachStdin": True,
         "AttachStdout": True,
         "AttachStderr": True,
         "ExposedPorts": {port: {} for port in parts.ports},
         "Volumes": {place: {} for place in parts.volumes},
-        "HostConfig": {**_host_config(limits, parts, volume_labels), **_network(spec, network)},
+        "HostConfig": {
+            **_host_config(limits, parts, spec.devices),
+            **_network(spec, network),
+            **_places(spec, limits, parts, workspace),
+        },
     }
 
 
@@ -262,9 +281,52 @@ def _network(spec: SandboxSpec, network: SharedNetwork | None) -> dict[str, Any]
     }
 
 
-def _host_config(
-    limits: Limits, parts: ImageParts, volume_labels: Mapping[str, str]
+def _places(
+    spec: SandboxSpec, limits: Limits, parts: ImageParts, workspace: VolumeMount
 ) -> dict[str, Any]:
+    """Return what is mounted: volumes and memory."""
+    data = {f"{DATA}/{name}": volume for name, volume in sorted(spec.data_sets.items())}
+    volumes = tuple(place for place in parts.small_volumes if posixpath.normpath(place) not in data)
+    return {
+        "Tmpfs": tmpfs_mounts(limits, volumes),
+        "Mounts": [_workspace_mount(workspace), *(_data_mount(*item) for item in data.items())],
+    }
+
+
+def _workspace_mount(workspace: VolumeMount) -> dict[str, Any]:
+    options: dict[str, Any] = {"NoCopy": False, "Labels": dict(workspace.labels)}
+    # The options of a named volume were settled when that was made.
+    if workspace.source is None and workspace.options:
+        options["DriverConfig"] = {"Name": "local", "Options": dict(workspace.options)}
+    mount = {
+        "Type": "volume",
+        "Target": WORKSPACE,
+        "ReadOnly": False,
+        "VolumeOptions": options,
+    }
+    return mount if workspace.source is None else {**mount, "Source": workspace.source}
+
+
+def _data_mount(target: str, volume: str) -> dict[str, Any]:
+    # Without a copy of what the image has there: it is somebody else's volume.
+    return {
+        "Type": "volume",
+        "Source": volume,
+        "Target": target,
+        "ReadOnly": True,
+        "VolumeOptions": {"NoCopy": True, "Labels": {}},
+    }
+
+
+def _device_request(device: str) -> dict[str, Any]:
+    if device.startswith("gpus="):
+        count = device.removeprefix("gpus=")
+        number = -1 if count == "all" else int(count)
+        return {"Driver": "", "Count": number, "DeviceIDs": None, "Capabilities": [["gpu"]]}
+    return {"Driver": "cdi", "Count": 0, "DeviceIDs": [device], "Capabilities": None}
+
+
+def _host_config(limits: Limits, parts: ImageParts, devices: tuple[str, ...]) -> dict[str, Any]:
     security = ["no-new-privileges:true", f"seccomp={profile_text()}"]
     if limits.apparmor:
         security.append("apparmor=docker-default")
@@ -291,15 +353,6 @@ def _host_config(
         "PidsLimit": limits.pids,
         "ShmSize": limits.shm,
         "Ulimits": [{"Name": n, "Soft": s, "Hard": h} for n, (s, h) in ULIMITS.items()],
-        "Tmpfs": tmpfs_mounts(limits, parts.small_volumes),
-        "Mounts": [
-            {
-                "Type": "volume",
-                "Target": WORKSPACE,
-                "ReadOnly": False,
-                "VolumeOptions": {"NoCopy": False, "Labels": dict(volume_labels)},
-            }
-        ],
         "Sysctls": dict(SYSCTLS),
         "MaskedPaths": list(MASKED_PATHS),
         "ReadonlyPaths": list(READONLY_PATHS),
@@ -310,7 +363,7 @@ def _host_config(
         "PortBindings": {},
         "Binds": None,
         "Devices": [],
-        "DeviceRequests": None,
+        "DeviceRequests": [_device_request(device) for device in devices] or None,
         "VolumesFrom": None,
         "Links": None,
         "ExtraHosts": None,
@@ -331,12 +384,26 @@ def tmpfs_mounts(limits: Limits, volumes: tuple[str, ...]) -> dict[str, str]:
     mounts[RUN] = f"{plain},size={RUN_SIZE},nr_inodes=1024,mode=0755"
     # Virtual environments run programs from home.
     mounts[HOME] = f"rw,nosuid,nodev,exec,size={limits.tmpfs},nr_inodes=32768,{own}"
+    if limits.project:
+        # Filled by the control uid; the code's can only read it.
+        theirs = "mode=0755,uid=10002,gid=10002"
+        mounts[PROJECT] = f"rw,nosuid,nodev,exec,size={limits.project},nr_inodes=65536,{theirs}"
     return mounts
 
 
 def lease_seconds(spec: SandboxSpec) -> int:
     """Return the lease's ttl in whole seconds, as the loop in the sandbox counts."""
     return math.ceil(spec.lease_ttl)
+
+
+def idle_seconds(spec: SandboxSpec) -> int:
+    """Return the time without use in whole seconds; 0 means that it has no end."""
+    return 0 if spec.idle_ttl is None else math.ceil(spec.idle_ttl)
+
+
+def grace_seconds(spec: SandboxSpec) -> int:
+    """Return in whole seconds for how long the sandbox outlives its last holder."""
+    return math.ceil(spec.resumable)
 
 
 def lifetime_seconds(spec: SandboxSpec) -> int:

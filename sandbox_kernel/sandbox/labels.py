@@ -31,10 +31,26 @@ LIFETIME: Final = PREFIX + "lifetime"
 KERNEL: Final = PREFIX + "kernel"
 CALLER: Final = PREFIX + "labels"
 
-CORE: Final = (VERSION, OWNER, CREATED, IMAGE, NETWORK, DURABILITY, TTL, LIFETIME, CALLER)
+LIMITS: Final = PREFIX + "limits"
+"""What else has to be known to make the same request again, as JSON; see `reconnect.py`."""
+
+FORMAT: Final = PREFIX + "format"
+"""Of a persistent workspace's volume: the version of the rules that its name and labels follow."""
+
+MAKER: Final = PREFIX + "maker"
+"""A random text, by which a creator knows its own container among those of one name."""
+
+PAUSED: Final = PREFIX + "paused"
+UNTIL: Final = PREFIX + "until"
+"""Of the mark of a paused sandbox: its container, and when that may be removed."""
+
+CORE: Final = (
+    *(VERSION, OWNER, CREATED, IMAGE, NETWORK, DURABILITY, WORKSPACE, TTL, LIFETIME, CALLER),
+    *(LIMITS, FORMAT, MAKER, PAUSED, UNTIL),
+)
 """Written by this layer alone."""
 
-OPTIONAL: Final = (WORKSPACE, KERNEL)
+OPTIONAL: Final = (KERNEL,)
 """Written by the layers above where they apply, else empty."""
 
 
@@ -49,8 +65,12 @@ def make_labels(
     caller: Mapping[str, str],
     extra: Mapping[str, str],
     foreign: Iterable[str] = (),
+    durability: str = "ephemeral",
+    workspace: str | None = None,
+    limits: str = "",
+    maker: str = "",
 ) -> dict[str, str]:
-    """Return every label of ours for a new ephemeral sandbox.
+    """Return every label of ours for a new sandbox.
 
     Parameters
     ----------
@@ -70,6 +90,12 @@ def make_labels(
         Labels of the layers above, by their full names.
     foreign
         Names that the image brings along; those in our namespace are blanked.
+    durability, workspace
+        Of the workspace, and its key.
+    limits
+        The text of the label `LIMITS`.
+    maker
+        The text of the label `MAKER`.
 
     Raises
     ------
@@ -79,7 +105,7 @@ def make_labels(
     for name in extra:
         if not name.startswith(PREFIX) or name in CORE:
             raise ValueError(f"{name!r} is not a label that a caller of this layer may set")
-    blank = dict.fromkeys((*OPTIONAL, *(n for n in foreign if n.startswith(PREFIX))), "")
+    blank = dict.fromkeys((*CORE, *OPTIONAL, *(n for n in foreign if n.startswith(PREFIX))), "")
     return {
         **blank,
         **extra,
@@ -88,11 +114,28 @@ def make_labels(
         CREATED: created,
         IMAGE: image,
         NETWORK: network,
-        DURABILITY: "ephemeral",
+        DURABILITY: durability,
+        WORKSPACE: "" if workspace is None else key_text(workspace),
+        LIMITS: limits,
+        MAKER: maker,
         TTL: str(ttl),
         LIFETIME: str(lifetime),
         CALLER: json.dumps(dict(caller), sort_keys=True, ensure_ascii=True),
     }
+
+
+def key_text(key: str) -> str:
+    """Return a workspace's key as its label holds it: exactly, and without control characters."""
+    return json.dumps(key, ensure_ascii=True)
+
+
+def workspace_key(labels: Mapping[str, str]) -> str | None:
+    """Return the key in an object's labels, or `None` where there is none that can be read."""
+    try:
+        value = json.loads(labels.get(WORKSPACE, ""))
+    except ValueError:
+        return None
+    return value if isinstance(value, str) else None
 
 
 def caller_labels(labels: Mapping[str, str]) -> dict[str, str]:

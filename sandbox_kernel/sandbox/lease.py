@@ -281,7 +281,10 @@ class LeaseHolder:
             )
         said = answer.result()
         if said == "held":
-            raise SandboxConflictError("Another owner holds the sandbox for itself alone")
+            raise SandboxConflictError(
+                "Another owner holds the sandbox for itself alone. Take it over (take_over), or "
+                "wait until that one is gone"
+            )
         if said == "full":
             raise SandboxConflictError("The sandbox has as many holders as it can have")
         if said == "lost":

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import dataclasses
 import fcntl
 import hashlib
 import io
+import json
 import os
+import sys
 import tarfile
 import tempfile
 import uuid
@@ -161,6 +165,70 @@ async def make_sandbox(
 def marks(run_labels: dict[str, str]) -> dict[str, str]:
     """Return the labels that mark the test run, without those that every sandbox has."""
     return {name: text for name, text in run_labels.items() if name.endswith("test-run")}
+
+
+@pytest.fixture
+def workspace(engines: Engines) -> Iterator[str]:
+    """The key of a workspace that nobody else uses; its volume is removed at the end."""
+    key = f"test {uuid.uuid4().hex} ☢/notebook.ipynb"
+    yield key
+    label = f"{labels.WORKSPACE}={labels.key_text(key)}"
+    for container in engines.api.containers(label):
+        engines.api.remove(container["Id"])
+    for volume in engines.api.volumes(label):
+        engines.api.remove_volume(volume["Name"])
+
+
+@dataclasses.dataclass(frozen=True)
+class Owner:
+    """A process that holds a sandbox until somebody kills it."""
+
+    process: asyncio.subprocess.Process
+    id: str
+    volume: str
+
+    async def gone(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self.process.kill()
+        await self.process.wait()
+
+
+StartOwner = Callable[..., Awaitable[Owner]]
+
+
+@pytest.fixture
+async def start_owner(engine: Engine, run_labels: dict[str, str]) -> AsyncIterator[StartOwner]:
+    """Start processes that hold sandboxes; ``connect`` names one that runs already."""
+    started: list[asyncio.subprocess.Process] = []
+
+    async def start(connect: str = "", take_over: bool = False, **spec: Any) -> Owner:
+        tls = engine.endpoint.tls
+        paths = tls and {k: str(v) for k, v in dataclasses.asdict(tls).items()}
+        order = {
+            "url": engine.endpoint.url,
+            "tls": paths,
+            "spec": spec,
+            "connect": connect,
+            "take_over": take_over,
+            "marks": marks(run_labels),
+        }
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "tests.sandbox.owner",
+            json.dumps(order),
+            stdout=asyncio.subprocess.PIPE,
+        )
+        started.append(process)
+        assert process.stdout is not None
+        line = await asyncio.wait_for(process.stdout.readline(), 60)
+        return Owner(process, *json.loads(line))
+
+    yield start
+    for process in started:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
 
 
 @pytest.fixture

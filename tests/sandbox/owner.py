@@ -1,4 +1,4 @@
-"""A process that makes a sandbox, says so, and then waits: it is there to be killed."""
+"""A process that makes or finds a sandbox, says so, and waits: it is there to be killed."""
 
 from __future__ import annotations
 
@@ -15,13 +15,21 @@ from sandbox_kernel.sandbox.spec import SandboxSpec
 
 
 async def main(settings: dict[str, Any]) -> None:
-    """Make the sandbox and wait for the end."""
+    """Get the sandbox and wait for the end."""
     paths = settings["tls"]
     tls = TlsFiles(**{name: Path(path) for name, path in paths.items()}) if paths else None
     async with Engine(Endpoint(settings["url"], tls, "a test")) as engine:
-        sandbox = await LiveSandbox.create(
-            engine, SandboxSpec(**settings["spec"]), owner="tester", extra_labels=settings["marks"]
-        )
+        if settings["connect"]:
+            sandbox = await LiveSandbox.connect(
+                engine, settings["connect"], owner="tester", take_over=settings["take_over"]
+            )
+        else:
+            sandbox = await LiveSandbox.create(
+                engine,
+                SandboxSpec(**settings["spec"]),
+                owner="tester",
+                extra_labels=settings["marks"],
+            )
         print(json.dumps([sandbox.id, sandbox.volume]), flush=True)
         await asyncio.Event().wait()
 

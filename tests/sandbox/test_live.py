@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import dataclasses
 import io
-import json
 import os
 import signal
-import sys
 import tarfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -31,7 +27,7 @@ from sandbox_kernel.sandbox import labels
 from sandbox_kernel.sandbox.live import CODE_USER, LiveSandbox
 from sandbox_kernel.sandbox.spec import SandboxSpec
 from tests.engines import Engines, FaultProxy
-from tests.sandbox.conftest import MakeSandbox, marks, sh
+from tests.sandbox.conftest import MakeSandbox, StartOwner, marks, sh
 
 CASE = "io.sandbox-kernel.test-case"
 FORK_BOMB = (
@@ -406,48 +402,6 @@ async def test_a_line_that_is_cut_ends_the_sandbox_and_says_so(
 
 
 # -- owners that go away ------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class Owner:
-    process: asyncio.subprocess.Process
-    id: str
-    volume: str
-
-
-StartOwner = Callable[..., Awaitable[Owner]]
-
-
-@pytest.fixture
-async def start_owner(engine: Engine, run_labels: dict[str, str]) -> AsyncIterator[StartOwner]:
-    processes = []
-
-    async def start(**spec: Any) -> Owner:
-        tls = engine.endpoint.tls
-        paths = tls and {k: str(v) for k, v in dataclasses.asdict(tls).items()}
-        settings = {
-            "url": engine.endpoint.url,
-            "tls": paths,
-            "spec": spec,
-            "marks": marks(run_labels),
-        }
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "tests.sandbox.owner",
-            json.dumps(settings),
-            stdout=asyncio.subprocess.PIPE,
-        )
-        processes.append(process)
-        assert process.stdout is not None
-        line = await asyncio.wait_for(process.stdout.readline(), 30)
-        return Owner(process, *json.loads(line))
-
-    yield start
-    for process in processes:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
 
 
 async def test_nothing_outlives_an_owner_that_was_killed(

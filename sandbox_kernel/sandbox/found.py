@@ -1,0 +1,142 @@
+"""Sandboxes as the engine knows them: list them, find one again (B9, decision 8).
+
+The labels are the only record, so that any process can list what any other one made. Sandboxes of
+another owner are never found by guessing: to who asks they do not exist (TEN-14).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from sandbox_kernel.engine.client import Engine
+from sandbox_kernel.errors import SandboxGoneError
+from sandbox_kernel.sandbox import labels as names
+
+_ID: Final = re.compile(r"[0-9a-f]{12,64}")
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxInfo:
+    """What the engine tells of one sandbox.
+
+    Parameters
+    ----------
+    id, name
+        What the engine calls the container.
+    owner
+        Whose it is.
+    state
+        ``running``, ``paused``, ``created``, ``exited``, …
+    image, network
+        As they were asked for.
+    durability, workspace
+        Of its workspace, and that one's key; `None` where it has none.
+    kernel
+        The id of the kernel that it is for; empty for none.
+    created
+        When it was made, by the engine's clock.
+    ends
+        When its lifetime is over; `None` for never.
+    labels
+        Its maker's own labels.
+    """
+
+    id: str
+    name: str
+    owner: str
+    state: str
+    image: str
+    network: str
+    durability: str
+    workspace: str | None
+    kernel: str
+    created: datetime
+    ends: datetime | None
+    labels: Mapping[str, str]
+
+    @property
+    def short_id(self) -> str:
+        """The id as people write it."""
+        return self.id[:12]
+
+
+async def list_sandboxes(engine: Engine, owner: str | None = None) -> list[SandboxInfo]:
+    """List sandboxes, the oldest first.
+
+    Parameters
+    ----------
+    engine
+        The engine.
+    owner
+        Whose; `None` for everybody's.
+    """
+    listed = await engine.list_containers(_wanted(owner))
+    found = [_info(entry) for entry in listed if _is_sandbox(entry.get("Labels") or {})]
+    return sorted(found, key=lambda info: (info.created, info.id))
+
+
+async def find_sandbox(engine: Engine, which: str, owner: str) -> dict[str, Any]:
+    """Return the engine's account of the one running sandbox that is meant.
+
+    Parameters
+    ----------
+    engine
+        The engine.
+    which
+        Its id (12 characters at least), its name, or the key of its workspace.
+    owner
+        Whose it is.
+
+    Raises
+    ------
+    SandboxGoneError
+        There is none.
+    """
+    for info in await list_sandboxes(engine, owner):
+        by_id = _ID.fullmatch(which) is not None and info.id.startswith(which)
+        if not (by_id or which == info.name or which == info.workspace):
+            continue
+        if info.state in {"running", "paused"}:
+            inspected = await engine.inspect_container(info.id)
+            if inspected["State"].get("Running"):
+                return inspected
+    raise SandboxGoneError(f"No sandbox {which[:80]!r} of {owner!r} runs on the engine")
+
+
+def _wanted(owner: str | None) -> dict[str, str | None]:
+    return {names.VERSION: None, **({} if owner is None else {names.OWNER: owner})}
+
+
+def _is_sandbox(labels: Mapping[str, str]) -> bool:
+    # Helpers of ours have no durability.
+    return bool(labels.get(names.DURABILITY))
+
+
+def _info(entry: Mapping[str, Any]) -> SandboxInfo:
+    labels = {str(k): str(v) for k, v in (entry.get("Labels") or {}).items()}
+    created = datetime.fromtimestamp(float(entry.get("Created") or 0), UTC)
+    return SandboxInfo(
+        id=str(entry["Id"]),
+        name=str((entry.get("Names") or [""])[0]).lstrip("/"),
+        owner=labels.get(names.OWNER, ""),
+        state=str(entry.get("State") or ""),
+        image=labels.get(names.IMAGE, ""),
+        network=labels.get(names.NETWORK, ""),
+        durability=labels.get(names.DURABILITY, ""),
+        workspace=names.workspace_key(labels),
+        kernel=labels.get(names.KERNEL, ""),
+        created=created,
+        ends=lifetime_end(created, labels),
+        labels=names.caller_labels(labels),
+    )
+
+
+def lifetime_end(created: datetime, labels: Mapping[str, str]) -> datetime | None:
+    """Return when a sandbox's lifetime is over; `None` for never, or when no label says it."""
+    text = labels.get(names.LIFETIME, "")
+    seconds = int(text) if text.isdecimal() and len(text) < 12 else 0
+    return datetime.fromtimestamp(created.timestamp() + seconds, UTC) if seconds else None
