@@ -129,7 +129,7 @@ async def test_processes_that_know_nothing_of_each_other_stay_within_the_limit(
 
 
 class Listing:
-    """An engine with given lists of containers, in orders that a real one does not show on demand."""
+    """An engine with given lists of containers: a real one gives no chosen order of events."""
 
     def __init__(self, *lists: list[dict[str, Any]]) -> None:
         self._lists = list(lists)

@@ -16,6 +16,7 @@ from sandbox_kernel.config import EngineSettings
 from sandbox_kernel.engine import endpoint as module
 from sandbox_kernel.engine.endpoint import Endpoint, TlsFiles, resolve_endpoint
 from sandbox_kernel.errors import SandboxError, SandboxSpecRejectedError, SandboxUnavailableError
+from sandbox_kernel.policy import EngineRule
 
 
 @pytest.fixture
@@ -322,3 +323,24 @@ def test_an_administrator_can_forbid_looking_one_up(tmp_path: Path) -> None:
     assert caught.value.kind == "not-configured"
     explicit = EngineSettings("unix:///x", require_explicit_host=True)
     assert resolve_endpoint(explicit, {}, tmp_path).url == "unix:///x"
+
+
+def test_an_engine_that_was_looked_up_is_judged_by_the_policy_too(tmp_path: Path) -> None:
+    """A1: whichever rule chose it, and by whichever of its names."""
+    rule = EngineRule((f"unix://{tmp_path}/var/run/docker.sock",), "/etc/policy.json")
+    settings = EngineSettings(allowed=(rule,))
+    make_context(tmp_path, "other", "unix:///other.sock")
+    for environ, chosen_by in (
+        ({"DOCKER_HOST": "unix:///other.sock"}, "DOCKER_HOST"),
+        ({"DOCKER_CONTEXT": "other"}, "docker context 'other'"),
+    ):
+        with pytest.raises(SandboxSpecRejectedError) as caught:
+            resolve_endpoint(settings, environ, tmp_path, roots=tmp_path)
+        for part in ("unix:///other.sock", chosen_by, "/etc/policy.json"):
+            assert part in str(caught.value)
+    with listen(tmp_path / "var/run/docker.sock"):
+        found = resolve_endpoint(settings, {}, tmp_path, roots=tmp_path)
+        assert found.url == f"unix://{tmp_path}/var/run/docker.sock"
+        (tmp_path / "run").symlink_to("var/run")
+        environ = {"DOCKER_HOST": f"unix://{tmp_path}/run/docker.sock"}
+        assert resolve_endpoint(settings, environ, tmp_path).source == "DOCKER_HOST"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import shutil
 import ssl
@@ -10,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from sandbox_kernel.engine.endpoint import TlsFiles
+from sandbox_kernel.engine.endpoint import Endpoint, TlsFiles
+from sandbox_kernel.engine.probe import probe
 from sandbox_kernel.engine.tls import client_context
 from sandbox_kernel.errors import SandboxUnavailableError
 from tests.engines import Engines
@@ -112,3 +115,35 @@ def test_a_key_of_another_user_is_refused(files: TlsFiles) -> None:
     """SEC-08: its owner could change it at any time."""
     os.chown(files.key, 65534, 65534)
     assert "belongs to another user" in refusal(files)
+
+
+def test_certificate_and_authority_may_be_read_by_everyone(files: TlsFiles) -> None:
+    """SEC-08: they are no secrets."""
+    files.cert.chmod(0o644)
+    files.ca.chmod(0o644)
+    client_context(files)
+
+
+async def test_an_engine_that_does_not_speak_tls_gets_nothing_in_plain(files: TlsFiles) -> None:
+    """E2, SEC-07: a connection that cannot be secured is given up, and not made another way.
+
+    A real engine with TLS never answers in plain.
+    """
+    heard: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heard.append(await reader.read(4096))
+        writer.write(b"HTTP/1.1 200 OK\r\nApi-Version: 1.41\r\nContent-Length: 2\r\n\r\nOK")
+        with contextlib.suppress(ConnectionError):
+            await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises(SandboxUnavailableError) as caught:
+            await probe(Endpoint(f"https://127.0.0.1:{port}", files))
+    assert caught.value.kind == "tls"
+    assert heard
+    # The first byte of a TLS record that opens a handshake.
+    assert all(data[:1] == b"\x16" and b"HTTP" not in data for data in heard)
