@@ -31,7 +31,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from sandbox_kernel.process.files import wire
-from sandbox_kernel.process.files.folder import Chain, Folder, Stage, remove_tree
+from sandbox_kernel.process.files.folder import Chain, Folder, Stage, remove_tree, settled, version
 from sandbox_kernel.process.files.rules import (
     MAX_PARTS,
     MAX_PATH,
@@ -605,7 +605,7 @@ def send_planned(host: Host, plan: Plan, base: Folder | None) -> None:
 def send_file(host: Host, fd: int, path: str) -> int:
     """Send a file as far as it went when it was opened, and say whether it has changed."""
     try:
-        before = os.fstat(fd)
+        before, fresh = settled(fd)
         host.send(entry_of(before, path))
         sent = 0
         trouble = False
@@ -619,16 +619,11 @@ def send_file(host: Host, fd: int, path: str) -> int:
             if not count:
                 break
             sent += count
-        after = os.fstat(fd)
-        changed = trouble or sent != before.st_size or _version(before) != _version(after)
-        host.send(wire.encode_end(sent, changed))
+        changed = trouble or fresh or sent != before.st_size
+        host.send(wire.encode_end(sent, changed or version(before) != version(os.fstat(fd))))
     finally:
         os.close(fd)
     return sent
-
-
-def _version(found: os.stat_result) -> tuple[int, int]:
-    return found.st_size, found.st_mtime_ns
 
 
 # -- looking and tidying ----------------------------------------------------------------------

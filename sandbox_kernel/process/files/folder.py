@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+import time
 from collections.abc import Callable, Sequence
 
 from sandbox_kernel.process.files.trouble import (
@@ -46,6 +47,7 @@ _READ_FLAGS = os.O_RDONLY | _FILE_FLAGS | getattr(os, "O_NONBLOCK", 0) | getattr
 _MOST_NAMES = 2_000_000
 _STAGE_TRIES = 10
 _ITEM = "item"
+_TICK = 0.02
 
 
 class Folder:
@@ -212,6 +214,28 @@ def _require_regular(found: os.stat_result) -> None:
         raise TroubleError(IS_FOLDER)
     if not stat.S_ISREG(found.st_mode):
         raise TroubleError(NOT_REGULAR)
+
+
+def version(found: os.stat_result) -> tuple[int, int, int]:
+    """Return what changes with a file's content."""
+    return found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+def settled(fd: int) -> tuple[os.stat_result, bool]:
+    """Return what is known of an open file, and whether it is being changed right now.
+
+    The times of a file may be as coarse as the clock's tick, so that a change just after
+    another one does not show. One that was just written gets a moment to become older.
+    """
+    found = os.fstat(fd)
+    if _is_fresh(found):
+        time.sleep(_TICK)
+        found = os.fstat(fd)
+    return found, _is_fresh(found)
+
+
+def _is_fresh(found: os.stat_result) -> bool:
+    return abs(time.time() - found.st_ctime) < _TICK
 
 
 class Chain:

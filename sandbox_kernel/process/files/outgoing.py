@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 from sandbox_kernel.errors import SandboxSpecRejectedError
 from sandbox_kernel.process.files import trouble as codes
 from sandbox_kernel.process.files import wire
-from sandbox_kernel.process.files.folder import Chain, Folder
+from sandbox_kernel.process.files.folder import Chain, Folder, settled, version
 from sandbox_kernel.process.files.incoming import Tally
 from sandbox_kernel.process.files.result import Skipped, TransferLimits, printable
 from sandbox_kernel.process.files.rules import MAX_PARTS
@@ -322,7 +322,7 @@ class Tree:
         with about(path):
             fd = folder.read_file(name)
         try:
-            before = os.fstat(fd)
+            before, fresh = settled(fd)
             self._check_size(before.st_size, self.tally.size, path)
             mode = stat.S_IMODE(before.st_mode)
             yield _file_entry(mode, before.st_size, before.st_mtime_ns, path)
@@ -337,8 +337,7 @@ class Tree:
                 yield from pieces
                 sent += size
                 self.tally.size += size
-            after = os.fstat(fd)
-            changed = (before.st_size, before.st_mtime_ns) != (sent, after.st_mtime_ns)
+            changed = fresh or sent != before.st_size or version(before) != version(os.fstat(fd))
             yield wire.encode_end(sent, changed)
         finally:
             os.close(fd)
