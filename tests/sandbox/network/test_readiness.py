@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from sandbox_kernel.engine.client import Engine
 from sandbox_kernel.errors import (
+    SandboxConflictError,
     SandboxError,
     SandboxImageMissingError,
     SandboxImageUnsuitableError,
@@ -264,6 +265,22 @@ async def test_internal_is_always_proved(
     load_rules(lab, "")
     await create(network="internal", require_egress_firewall=False)
     assert len(counted) == 1
+
+
+async def test_a_workspace_on_egress_is_shared(lab: NetworkLab, create: Create) -> None:
+    """B7, B3: who comes second gets the same sandbox, attested with its network and resolver."""
+    load_rules(lab, "nft")
+    key = {"durability": "persistent", "workspace": "on egress"}
+    first = await create(**key)
+    second = await create(**key)
+    try:
+        assert second.id == first.id
+        with pytest.raises(SandboxConflictError, match="dns"):
+            await create(**key, dns=None, require_egress_firewall=False)
+    finally:
+        await first.destroy()
+        await second.destroy()
+        lab.api.remove_volume(first.volume)
 
 
 async def test_a_cancelled_probe_leaves_nothing(
