@@ -43,6 +43,8 @@ SAMPLES: dict[str, tuple[Any, Any]] = {
     "isolation": ("container", "vm"),
     "lease_ttl": (10.0, 20.0),
     "idle_ttl": (10.0, 20.0),
+    "resumable": (10.0, 20.0),
+    "project_limit": (1 << 24, 1 << 25),
     "max_lifetime": (100.0, 200.0),
     "prefix": ("a-", "b-"),
     "host": ("unix:///a.sock", "unix:///b.sock"),

@@ -58,6 +58,8 @@ ALLOWED: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"caps": {"max_lifetime": {"max": 3600}}}, {"max_lifetime": 3600.0}),
     ({"caps": {"idle_ttl": {"max": 3600}}}, {"idle_ttl": 60}),
     ({"caps": {"lease_ttl": {"max": 60}}}, {"lease_ttl": 60}),
+    ({"caps": {"resumable": {"max": 60}}}, {"resumable": 60}),
+    ({"caps": {"project_limit": {"max": "1M"}}}, {"project_limit": "1M"}),
     ({"caps": {"timeout": {"max": 600}}}, {"timeout": 600, "max_timeout": 600}),
     ({"network": "internal"}, {"network": "internal"}),
     ({"network": "internal"}, {"network": "none"}),
@@ -93,6 +95,8 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
     ({"caps": {"max_lifetime": {"max": 10}}}, {"max_lifetime": 11}, "max_lifetime", "at most 10"),
     ({"caps": {"idle_ttl": {"max": 10}}}, {"idle_ttl": 11}, "idle_ttl", "at most 10"),
     ({"caps": {"lease_ttl": {"max": 10}}}, {"lease_ttl": 11}, "lease_ttl", "at most 10"),
+    ({"caps": {"resumable": {"max": 10}}}, {"resumable": 11}, "resumable", "at most 10"),
+    ({"caps": {"project_limit": {"max": "1M"}}}, {"project_limit": "2M"}, "project_limit", "1 MiB"),
     ({"caps": {"timeout": {"max": 10}}}, {"timeout": 11}, "timeout", "at most 10"),
     ({"caps": {"timeout": {"max": 10}}}, {"max_timeout": 11}, "max_timeout", "at most 10"),
     ({"network": "internal"}, {"network": "egress"}, "network", "nothing above 'internal'"),
@@ -194,7 +198,7 @@ def test_a_default_timeout_does_not_bound_the_longest_one() -> None:
 def test_other_things_that_are_left_out_take_what_is_allowed() -> None:
     """A1, B14"""
     assert filled(policy(isolation="vm")) == {"isolation": "vm"}
-    assert filled(policy(runtimes=["runsc", "runc"])) == {"runtime": "runc"}
+    assert filled(policy(runtimes=["r*", "runsc", "runc"])) == {"runtime": "runsc"}
     assert filled(policy(require_egress_firewall=True)) == {"require_egress_firewall": True}
     assert filled(policy(network="none", allow_pull=False, allow_insecure_engine=False)) == {}
 

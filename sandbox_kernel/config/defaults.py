@@ -138,6 +138,14 @@ class SandboxDefaults(Configurable):
 
         Example: '10G'""",
     ).tag(config=True, part="sandbox", built_in=None, since="0.2")
+    project_limit = Union(
+        [Integer(), Unicode()],
+        default_value=None,
+        allow_none=True,
+        help="""Most that the snapshot of a project may take, which lies in memory.
+
+        Example: '200M'""",
+    ).tag(config=True, part="sandbox", built_in=32 * _MIB, since="0.2")
     runtime = Unicode(
         None,
         allow_none=True,
@@ -168,6 +176,12 @@ class SandboxDefaults(Configurable):
         help="""Seconds after which the engine ends a sandbox whose owner is not heard of, for
         example since it was suspended or cut off. A killed owner is noticed at once.""",
     ).tag(config=True, part="sandbox", built_in=60.0, since="0.1")
+    resumable = Float(
+        None,
+        allow_none=True,
+        help="""Seconds for which a sandbox outlives its owner, so that it can be connected to
+        again. 0 by default: it ends with its owner.""",
+    ).tag(config=True, part="sandbox", built_in=0.0, since="0.2")
     idle_ttl = Float(
         None,
         allow_none=True,

@@ -41,11 +41,11 @@ NETWORKS: Final = ("none", "internal", "egress")
 ISOLATIONS: Final = ("container", "vm")
 """The kinds of isolation, each stronger than the one before."""
 
-MEMORY_CAPS: Final = ("mem_limit", "tmpfs_size", "shm_size", "disk_limit")
+MEMORY_CAPS: Final = ("mem_limit", "tmpfs_size", "shm_size", "disk_limit", "project_limit")
 """Caps in bytes, which may be written with a unit."""
 
 NUMBER_CAPS: Final = (
-    *("cpu_limit", "pids_limit", "max_lifetime", "idle_ttl", "lease_ttl", "timeout"),
+    *("cpu_limit", "pids_limit", "max_lifetime", "idle_ttl", "lease_ttl", "resumable", "timeout"),
 )
 """Caps that are plain numbers; those of time are in seconds."""
 
@@ -125,7 +125,8 @@ class PolicyDocument:
     isolation
         The weakest isolation that may be asked for.
     runtimes
-        The engine's runtimes that may be used.
+        The engine's runtimes that may be used, the one first that a request gets which names
+        none.
     mounts, data_sets, devices
         What is granted.
     max_sandboxes

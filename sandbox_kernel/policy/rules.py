@@ -191,7 +191,7 @@ class _Runtimes:
         lists = [(d.runtimes, d.source) for d in documents if d.runtimes is not None]
         if not lists:
             return None
-        names = sorted(name for runtimes, _ in lists for name in runtimes if "*" not in name)
+        names = [name for runtimes, _ in lists for name in runtimes if "*" not in name]
         fit = [name for name in names if all(any_name(r, name) for r, _ in lists)]
         return (fit[0] if fit else "", lists[0][1])
 
