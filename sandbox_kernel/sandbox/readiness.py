@@ -436,7 +436,7 @@ def judge(
         Finding(words, "blocked", outcome := tcp.get(key, "missing"), _reachable(key[0], outcome))
         for key, words in targets.items()
     ]
-    for host, port in tcp.keys() - targets.keys() - {(dns, 53)}:
+    for host, port in sorted(tcp.keys() - targets.keys() - {(dns, 53)}):
         outcome = tcp[host, port]
         words = f"the sandbox's gateway {host}:{port}"
         findings.append(Finding(words, "blocked", outcome, _reachable(host, outcome)))

@@ -273,3 +273,14 @@ async def test_questions_to_the_resolver_are_limited(
         await asyncio.sleep(0.3)
     # A burst of 100, and 20 more for each second that sending took.
     assert 50 <= last < 500
+
+
+def test_the_documented_table_is_the_golden_one() -> None:
+    """People read it in docs/network.md; it must say what is tested."""
+    text = (Path(__file__).parents[3] / "docs" / "network.md").read_text("utf-8")
+    section = text.partition("## What is reached")[2].partition("\n## ")[0]
+    lines = [line.strip("| ") for line in section.splitlines() if line.startswith("| ")]
+    _, *rows = [[cell.strip() for cell in line.split("|")] for line in lines]
+    columns = ("none", "internal", "egress", "egress+nft", "egress+iptables")
+    documented = {target: dict(zip(columns, cells, strict=True)) for target, *cells in rows}
+    assert documented == {t: {c: row[c] for c in columns} for t, row in TABLE.items()}
