@@ -59,24 +59,51 @@ async def freeze(
         It could not be frozen, and goes on running.
     """
     now = engine_time(await engine.info()) or time.time()
-    mark = mark_name(prefix, container_id)
-    await engine.remove_volume(mark)
-    await engine.create_volume(
-        mark,
-        {
-            names.VERSION: __version__,
-            names.OWNER: owner,
-            names.PAUSED: container_id,
-            names.UNTIL: str(round(now + longest)),
-        },
-    )
+    await mark(engine, container_id, prefix, owner, now + longest)
     try:
         await _freeze(engine, container_id)
     except BaseException:
         with contextlib.suppress(SandboxError):
             async with asyncio.timeout(5):
-                await engine.remove_volume(mark)
+                await engine.remove_volume(mark_name(prefix, container_id))
         raise
+
+
+async def mark(engine: Engine, container_id: str, prefix: str, owner: str, until: float) -> None:
+    """Write down until when a container may be paused.
+
+    Parameters
+    ----------
+    engine, container_id, prefix, owner
+        As for `freeze`.
+    until
+        The engine's time in seconds since 1970.
+    """
+    name = mark_name(prefix, container_id)
+    await engine.remove_volume(name)
+    labels = {
+        names.VERSION: __version__,
+        names.OWNER: owner,
+        names.PAUSED: container_id,
+        names.UNTIL: str(round(until)),
+    }
+    await engine.create_volume(name, labels)
+
+
+async def pause_end(engine: Engine, container_id: str, prefix: str) -> float | None:
+    """Return until when a container may be paused; `None` where nobody wrote it down.
+
+    Parameters
+    ----------
+    engine, container_id, prefix
+        As for `freeze`.
+    """
+    volume = await engine.inspect_volume(mark_name(prefix, container_id))
+    labels = (volume or {}).get("Labels") or {}
+    text = str(labels.get(names.UNTIL, ""))
+    if labels.get(names.PAUSED) != container_id or not text.isdecimal() or len(text) > 12:
+        return None
+    return float(text)
 
 
 async def _freeze(engine: Engine, container_id: str) -> None:

@@ -289,6 +289,14 @@ def other_settings(mine: Mapping[str, str], theirs: Mapping[str, str]) -> list[s
             for name, (asked, given) in pairs.items() if asked != given]  # fmt: skip
 
 
+def kept_prefix(labels: Mapping[str, str]) -> str:
+    """Return what the names of a sandbox's objects begin with; the default where no label says."""
+    try:
+        return SandboxSpec(prefix=json.loads(labels.get(names.LIMITS, ""))["spec"]["prefix"]).prefix
+    except (ValueError, TypeError, LookupError):
+        return SandboxSpec().prefix
+
+
 def labels_of(inspected: Mapping[str, Any]) -> dict[str, str]:
     """Return the labels of a container."""
     found = (inspected.get("Config") or {}).get("Labels") or {}

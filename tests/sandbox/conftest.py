@@ -201,7 +201,9 @@ async def start_owner(engine: Engine, run_labels: dict[str, str]) -> AsyncIterat
     """Start processes that hold sandboxes; ``connect`` names one that runs already."""
     started: list[asyncio.subprocess.Process] = []
 
-    async def start(connect: str = "", take_over: bool = False, **spec: Any) -> Owner:
+    async def start(
+        connect: str = "", take_over: bool = False, pause: float = 0, **spec: Any
+    ) -> Owner:
         tls = engine.endpoint.tls
         paths = tls and {k: str(v) for k, v in dataclasses.asdict(tls).items()}
         order = {
@@ -210,6 +212,7 @@ async def start_owner(engine: Engine, run_labels: dict[str, str]) -> AsyncIterat
             "spec": spec,
             "connect": connect,
             "take_over": take_over,
+            "pause": pause,
             "marks": marks(run_labels),
         }
         process = await asyncio.create_subprocess_exec(

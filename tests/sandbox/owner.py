@@ -30,6 +30,8 @@ async def main(settings: dict[str, Any]) -> None:
                 owner="tester",
                 extra_labels=settings["marks"],
             )
+        if settings["pause"]:
+            await sandbox.pause(longest=settings["pause"])
         print(json.dumps([sandbox.id, sandbox.volume]), flush=True)
         await asyncio.Event().wait()
 
