@@ -16,7 +16,7 @@ from sandbox_magics.expansion import expand
 from sandbox_magics.flags import Parsed, parse_words
 from sandbox_magics.runs import Request, Run, Runs
 from sandbox_magics.sandboxes import Fresh, Place, Session
-from sandbox_magics.screen import Screen, can_be_asked, is_notebook, server_pace, watch
+from sandbox_magics.screen import Screen, can_be_asked, is_notebook, server_pace, stop_button, watch
 from sandbox_magics.worker import Worker
 from traitlets import Float, Integer, Unicode
 
@@ -130,31 +130,30 @@ class SandboxMagics(Magics):
         variables = self._variables(local_ns)
         place = self._place(parsed, fresh)
         request = self._request(parsed, argv, shown, stdin, variables)
-        run = self.runs.start(request, place, server_pace(os.environ))
+        run = self.runs.add(request, place, server_pace(os.environ))
         if parsed["bg"]:
+            run.begin()
             return self._background(parsed, run)
         screen = Screen(is_notebook(self.shell), parsed["quiet"])
-        try:
+        with stop_button(run):
+            run.begin()
             watch(run, screen)
-        except KeyboardInterrupt:
-            from sandbox_magics.errors import presented
-
             if run.result is not None:
                 self._deliver(parsed, run.result)
                 screen.end(run.result)
-            raise presented(KeyboardInterrupt(_stopped_text(run))) from None
-        return self._conclude(parsed, run, screen)
+        return self._concluded(parsed, run)
 
-    def _conclude(self, parsed: Parsed, run: Run, screen: Screen) -> SandboxResult:
+    def _concluded(self, parsed: Parsed, run: Run) -> SandboxResult:
+        """Return the result of a run that was watched, or raise what is to be raised of it."""
         from sandbox_magics.errors import SandboxRunError, SandboxTimeoutError, presented
 
+        if run.interrupted:
+            raise presented(KeyboardInterrupt(_stopped_text(run)))
         if run.error is not None:
             raise presented(run.error)
         result = run.result
         assert result is not None
-        self._deliver(parsed, result)
-        screen.end(result)
-        if result.ok or parsed["no_raise_error"]:
+        if result.ok or parsed.get("no_raise_error"):
             return result
         late = result.reason in ("timeout", "idle-timeout")
         error = SandboxTimeoutError(result) if late else SandboxRunError(result)
@@ -302,20 +301,14 @@ class SandboxMagics(Magics):
     @magic("line", options.ATTACH)
     def sandbox_attach(self, line: str) -> None:
         """Show a run in the background as if the cell had started it: until its end, or Stop."""
-        run = self._one(options.ATTACH.parse(line), "attach")
+        parsed = options.ATTACH.parse(line)
+        run = self._one(parsed, "attach")
         screen = Screen(is_notebook(self.shell))
-        try:
+        with stop_button(run):
             watch(run, screen)
-        except KeyboardInterrupt:
-            from sandbox_magics.errors import presented
-
-            raise presented(KeyboardInterrupt(_stopped_text(run))) from None
-        if run.error is not None:
-            from sandbox_magics.errors import presented
-
-            raise presented(run.error)
-        if run.result is not None:
-            screen.end(run.result)
+            if run.result is not None:
+                screen.end(run.result)
+        self._concluded(parsed, run)
 
     def _one(self, parsed: Parsed, what: str) -> Run:
         if len(parsed.rest) > 1:

@@ -164,13 +164,6 @@ class Outlet:
             pieces.append(Piece(stream, piece))
         return pieces
 
-    def drop(self) -> None:
-        """Forget what waits; it counts as hidden."""
-        self.hidden += self._size
-        self.shown -= self._size
-        self._pending.clear()
-        self._size = 0
-
     def _gather(self) -> None:
         texts: dict[int, list[str]] = {}
         for stream, parts in self._pending:

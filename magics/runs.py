@@ -106,7 +106,7 @@ Step = Callable[["Sandbox"], Any]
 
 
 class Run:
-    """One run; made by `Runs.start`.
+    """One run; made by `Runs.add`.
 
     Attributes
     ----------
@@ -133,6 +133,7 @@ class Run:
         self.waiting_for = "connecting to the engine"
         self.notes: deque[str] = deque()
         self._place = place
+        self._worker = Worker.current()
         self._record = Record(request.capture_limit)
         self._begun = time.monotonic()
         self._over = 0.0
@@ -144,6 +145,7 @@ class Run:
         self._sandbox: Sandbox | None = None
         self._stopped: Reason | None = None
         self._stopping: asyncio.Task[None] | None = None
+        self._stopped_at = 0.0
         self._stop_failure = ""
         self._lost: SandboxError | None = None
         self._hurry = asyncio.Event()
@@ -226,7 +228,7 @@ class Run:
             self.stop("killed", grace=0)
             self.ended.wait(_AFTER)
         else:
-            Worker.current().run(self._tell(signal), _AFTER)
+            self._worker.run(self._tell(signal), _AFTER)
 
     def tail(self, lines: int = 10) -> str:
         """Return the last lines of what it has written so far."""
@@ -255,11 +257,6 @@ class Run:
         with self._lock:
             return self._outlet.delay()
 
-    def drop_display(self) -> None:
-        """Show nothing of what still waits for its time."""
-        with self._lock:
-            self._outlet.drop()
-
     @property
     def wrote(self) -> bool:
         """Whether it has written anything."""
@@ -273,7 +270,7 @@ class Run:
     # -- stopping -------------------------------------------------------------------------------
 
     def stop(self, reason: Reason, grace: float = GRACE) -> None:
-        """Begin to end it, from any thread; again, it is ended without grace.
+        """Begin to end it; again, it is ended without grace. A signal handler may call this.
 
         Parameters
         ----------
@@ -284,25 +281,33 @@ class Run:
         """
 
         def begin() -> None:
-            if self._stopped is None:
-                self._stopped = reason
-                self._stopping = asyncio.create_task(self._stop(grace))
-            if grace == 0:
+            if self._stopping is not None or grace == 0:
                 self._hurry.set()
+            if self._stopping is None and not self._done.is_set():
+                self._stopped = reason
+                self._stopped_at = time.monotonic()
+                self._stopping = asyncio.create_task(self._stop(grace))
 
-        Worker.current().call(begin)
+        self._worker.call(begin)
 
-    def hurry(self) -> None:
-        """Have it killed now that is being interrupted."""
-        Worker.current().call(self._hurry.set)
+    @property
+    def stopping(self) -> float:
+        """Seconds since it was told to end; 0 when it was not."""
+        return time.monotonic() - self._stopped_at if self._stopped_at else 0.0
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether the Stop button was pressed."""
+        return self._stopped == "interrupted"
 
     async def _stop(self, grace: float) -> None:
         from sandbox_kernel.errors import SandboxError
 
         process = self._process
         if process is None:
-            assert self._job is not None
-            self._job.cancel()
+            # Before the start of the work, that itself looks whether it is still wanted.
+            if self._job is not None:
+                self._job.cancel()
             return
         try:
             if grace > 0:
@@ -331,7 +336,7 @@ class Run:
 
     def begin(self) -> None:
         """Start it; called once."""
-        self._job = Worker.current().submit(self._work())
+        self._job = self._worker.submit(self._work())
 
     async def _work(self) -> None:
         try:
@@ -348,6 +353,8 @@ class Run:
         from sandbox_kernel.errors import SandboxError
 
         try:
+            if self._stopped is not None:
+                raise asyncio.CancelledError
             async with self._place.use(self) as sandbox:
                 self._sandbox = sandbox
                 if self.request.before is not None:
@@ -513,13 +520,12 @@ class Runs:
         self._running: dict[str, Run] = {}
         self._ended: deque[Run] = deque(maxlen=KEPT_RUNS)
 
-    def start(self, request: Request, place: Place, pace: PaceKeeper | None = None) -> Run:
-        """Start a run."""
+    def add(self, request: Request, place: Place, pace: PaceKeeper | None = None) -> Run:
+        """Return a run that can be started, and be stopped before that."""
         with self._lock:
             self._number += 1
             run = Run(self._number, request, place, pace)
             self._running[run.id] = run
-        run.begin()
         return run
 
     def find(self, name: str) -> Run | None:

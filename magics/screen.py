@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from sandbox_magics.result import SandboxResult
     from sandbox_magics.runs import Run
 
-__all__ = ["Screen", "can_be_asked", "is_notebook", "watch"]
+__all__ = ["Screen", "can_be_asked", "is_notebook", "server_pace", "stop_button", "watch"]
 
 _PATIENCE: Final = 0.3
 """Seconds without output after which the line appears."""
@@ -124,48 +124,45 @@ def _publish(text: str, html: str, display_id: str = "", update: bool = False) -
     )
 
 
-def watch(run: Run, screen: Screen) -> None:
-    """Show a run until it has ended.
+@contextlib.contextmanager
+def stop_button(run: Run) -> Iterator[None]:
+    """Have an interrupt of this process stop a run, and a further one stop it without grace.
 
-    Raises
-    ------
-    KeyboardInterrupt
-        This was interrupted. The run has been stopped then, or the text says that this could not
-        be confirmed.
+    Nothing is raised by it meanwhile: an exception in the midst of anything could break off just
+    the stop. Elsewhere than in the main thread there are no interrupts.
     """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, lambda number, frame: run.stop("interrupted"))
     try:
-        _show(run, screen)
-    except KeyboardInterrupt:
-        with _interrupts(run.hurry):
-            run.stop("interrupted")
-            deadline = time.monotonic() + _AFTER_STOP
-            while run.running and time.monotonic() < deadline:
-                run.news.clear()
-                _write_due(run, screen)
-                run.news.wait(_TICK)
-            _write_due(run, screen, everything=True)
-            run.drop_display()
-        raise
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def watch(run: Run, screen: Screen) -> None:
+    """Show a run until it has ended, or does not although it was told to stop."""
+    limit_told = False
+    try:
+        while True:
+            # Before looking, so that what comes in between is not missed.
+            run.news.clear()
+            over = not run.running
+            shown = _write_due(run, screen, everything=over)
+            if run.hidden and not limit_told and run.delay() is None:
+                limit_told = True
+                screen.say(_limit_text(run))
+            if run.stopping and (over or run.stopping > _AFTER_STOP):
+                return
+            if over and run.delay() is None:
+                return
+            if not shown and not run.wrote:
+                screen.waiting(run)
+            delay = run.delay()
+            run.news.wait(_TICK if delay is None else max(min(delay, _TICK), 0.001))
     finally:
         screen.close()
-
-
-def _show(run: Run, screen: Screen) -> None:
-    limit_told = False
-    while True:
-        # Before looking, so that what comes in between is not missed.
-        run.news.clear()
-        over = not run.running
-        shown = _write_due(run, screen, everything=over)
-        if run.hidden and not limit_told and run.delay() is None:
-            limit_told = True
-            screen.say(_limit_text(run))
-        if over and run.delay() is None:
-            return
-        if not shown and not run.wrote:
-            screen.waiting(run)
-        delay = run.delay()
-        run.news.wait(_TICK if delay is None else max(min(delay, _TICK), 0.001))
 
 
 def _write_due(run: Run, screen: Screen, everything: bool = False) -> bool:
@@ -184,22 +181,6 @@ def _limit_text(run: Run) -> str:
         f"[output beyond {shown} is not shown{going}; what is kept of it is in _sandbox.stdout and "
         "_sandbox.stderr]"
     )
-
-
-@contextlib.contextmanager
-def _interrupts(instead: Any) -> Iterator[None]:
-    """Have an interrupt call something, for as long as one more must not break off what is done.
-
-    Elsewhere than in the main thread there are none.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, lambda number, frame: instead())
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 _pace: PaceKeeper | None = None
