@@ -40,6 +40,7 @@ from sandbox_kernel.process.files.rules import (
     is_literal,
     is_safe_name,
     safe_mode,
+    safe_time,
 )
 from sandbox_kernel.process.files.trouble import (
     BAD_NAME,
@@ -70,7 +71,6 @@ MOST_PIECES = 64
 
 _F_SETPIPE_SZ = 1031  # named in fcntl since Python 3.10
 _KINDS = {stat.S_IFREG: wire.FILE, stat.S_IFDIR: wire.FOLDER, stat.S_IFLNK: wire.LINK}
-_LATEST = 253402300799 * 10**9  # the end of the year 9999
 
 
 class HostGoneError(Exception):
@@ -255,10 +255,9 @@ def entry_of(found: os.stat_result, path: str) -> bytes:
     """Return the ENTRY frame of something, with its size as it is now."""
     kind = kind_of(found.st_mode)
     size = found.st_size if kind == wire.FILE else 0
-    mtime = min(max(found.st_mtime_ns, 0), _LATEST)
-    return wire.encode_entry(
-        wire.Entry(kind, stat.S_IMODE(found.st_mode), size, mtime, os.fsencode(path))
-    )
+    mode = stat.S_IMODE(found.st_mode)
+    mtime = safe_time(found.st_mtime_ns)
+    return wire.encode_entry(wire.Entry(kind, mode, size, mtime, os.fsencode(path)))
 
 
 # -- in ---------------------------------------------------------------------------------------
@@ -357,7 +356,7 @@ def receive_file(host: Host, stage: Stage, parts: Sequence[str], entry: wire.Ent
         if wire.decode_end(bytes(frame.payload))[0] != size:
             raise wire.WireError("a file of another size")
         os.fchmod(fd, mode)
-        os.utime(fd, ns=(entry.mtime_ns, entry.mtime_ns))
+        os.utime(fd, ns=(safe_time(entry.mtime_ns),) * 2)
     finally:
         os.close(fd)
     return size

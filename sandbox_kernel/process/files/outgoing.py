@@ -23,7 +23,7 @@ from sandbox_kernel.process.files import wire
 from sandbox_kernel.process.files.folder import Chain, Folder, settled, version
 from sandbox_kernel.process.files.incoming import Tally
 from sandbox_kernel.process.files.result import Skipped, TransferLimits, printable
-from sandbox_kernel.process.files.rules import MAX_PARTS
+from sandbox_kernel.process.files.rules import MAX_PARTS, safe_time
 from sandbox_kernel.process.files.trouble import TroubleError, about
 
 if TYPE_CHECKING:
@@ -356,7 +356,7 @@ def _read_pieces(fd: int, most: int) -> list[bytes]:
 
 
 def _file_entry(mode: int, size: int, mtime_ns: int, path: str) -> bytes:
-    return wire.encode_entry(wire.Entry(wire.FILE, mode, size, mtime_ns, _encoded(path)))
+    return wire.encode_entry(wire.Entry(wire.FILE, mode, size, safe_time(mtime_ns), _encoded(path)))
 
 
 def _encoded(path: str) -> bytes:

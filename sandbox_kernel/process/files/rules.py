@@ -68,6 +68,11 @@ def safe_mode(mode: int, is_folder: bool) -> int:
     return mode & 0o755 | (0o700 if is_folder else 0o600)
 
 
+def safe_time(mtime_ns: int) -> int:
+    """Return a time that every side can store: from 1970 to the year 2262."""
+    return min(max(mtime_ns, 0), (1 << 63) - 1)
+
+
 class Globs:
     """Patterns for relative paths, matched part by part.
 
