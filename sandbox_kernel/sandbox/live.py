@@ -34,7 +34,6 @@ from sandbox_kernel.sandbox.network import SharedNetwork
 from sandbox_kernel.sandbox.ownership import make_writable
 from sandbox_kernel.sandbox.pause import thaw
 from sandbox_kernel.sandbox.plan import (
-    Gate,
     Plan,
     labels_of,
     make_plan,
@@ -81,6 +80,7 @@ class LiveSandbox(RunningSandbox):
         owner: str,
         extra_labels: Mapping[str, str] | None = None,
         quota: Quota | None = None,
+        share: bool = True,
         token: Callable[[], str] = _token,
     ) -> Self:
         """Make a sandbox and return it when its lease runs and its workspace is prepared.
@@ -102,6 +102,8 @@ class LiveSandbox(RunningSandbox):
             Labels of the layers above, by their full names.
         quota
             How many sandboxes the owner may have at a time; `None` for any number.
+        share
+            Whether to share the sandbox of a workspace that is in use; else it is refused.
         token
             Gives the random part of the container's name.
 
@@ -124,7 +126,8 @@ class LiveSandbox(RunningSandbox):
         async def gate(network: SharedNetwork) -> None:
             await require_proof(engine, network, spec, functools.partial(cls.unproved, engine))
 
-        return await cls._make(engine, spec, owner, extra_labels or {}, token, gate, quota)
+        plan = await make_plan(engine, spec, owner, extra_labels or {}, gate, quota)
+        return await cls._make(plan, token, share=share)
 
     @classmethod
     async def unproved(cls, engine: Engine, spec: SandboxSpec, owner: str) -> Self:
@@ -133,7 +136,7 @@ class LiveSandbox(RunningSandbox):
         async def no_gate(_: SharedNetwork) -> None:
             return
 
-        return await cls._make(engine, spec, owner, {}, _token, no_gate)
+        return await cls._make(await make_plan(engine, spec, owner, {}, no_gate), _token)
 
     @classmethod
     async def connect(
@@ -186,24 +189,19 @@ class LiveSandbox(RunningSandbox):
         return found
 
     @classmethod
-    async def _make(
-        cls,
-        engine: Engine,
-        spec: SandboxSpec,
-        owner: str,
-        extra_labels: Mapping[str, str],
-        token: Callable[[], str],
-        gate: Gate,
-        quota: Quota | None = None,
-    ) -> Self:
-        """Make a sandbox once `gate` has let its network pass."""
-        plan = await make_plan(engine, spec, owner, extra_labels, gate, quota)
+    async def _make(cls, plan: Plan, token: Callable[[], str], *, share: bool = True) -> Self:
         if plan.workspace is not None and plan.workspace.source is not None:
-            return await cls._converge(plan, plan.workspace.source)
-        if quota is not None:
-            await admit(engine, owner, quota, plan.info)
+            if share:
+                return await cls._converge(plan, plan.workspace.source)
+            made = await cls._make_new(plan, plan.workspace.source)
+            if made is None:
+                key = plan.spec.workspace
+                raise SandboxConflictError(f"The workspace {key!r} is in use by a sandbox")
+            return made
+        if plan.quota is not None:
+            await admit(plan.engine, plan.owner, plan.quota, plan.info)
         for _ in range(_NAME_TRIES):
-            made = await cls._make_new(plan, spec.prefix + token())
+            made = await cls._make_new(plan, plan.spec.prefix + token())
             if made is not None:
                 return made
         raise SandboxConflictError("The engine has containers by all the names that were tried")
