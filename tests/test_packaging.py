@@ -23,7 +23,10 @@ RESOURCES = [
     ("sandbox_kernel.kernel", "logos/logo-64x64.png"),
     ("sandbox_kernel.kernel", "relay.py"),
     ("sandbox_kernel.notebooks", "quickstart.ipynb"),
+    ("sandbox_kernel.sandbox", "firewall.nft"),
+    ("sandbox_kernel.sandbox", "firewall.sh"),
     ("sandbox_kernel.sandbox", "lease.sh"),
+    ("sandbox_kernel.sandbox", "reach.py"),
     ("sandbox_kernel.sandbox", "seccomp.json"),
 ]
 
