@@ -420,13 +420,16 @@ class SlowReader(io.RawIOBase):
     def __init__(self, size: int) -> None:
         self.reached = threading.Event()
         self.go_on = threading.Event()
-        self._pieces = [bytes(size), b"", b""]
+        self.ended = threading.Event()
+        self._first = bytes(size)
 
     def read(self, size: int = -1) -> bytes:
-        if len(self._pieces) < 3:
+        first, self._first = self._first, b""
+        if not first:
             self.reached.set()
             assert self.go_on.wait(60)
-        return self._pieces.pop(0)
+            self.ended.set()
+        return first
 
 
 async def test_no_path_and_no_content_stands_in_an_argv(sandbox: LiveSandbox, files: Files) -> None:

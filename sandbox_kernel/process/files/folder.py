@@ -48,6 +48,7 @@ _MOST_NAMES = 2_000_000
 _STAGE_TRIES = 10
 _ITEM = "item"
 _TICK = 0.05
+_CLOCK_OF_FILES = 5  # CLOCK_REALTIME_COARSE of Linux, which the module time does not name
 
 
 class Folder:
@@ -224,9 +225,9 @@ def version(found: os.stat_result) -> tuple[int, int, int]:
 def settled(fd: int) -> tuple[os.stat_result, bool]:
     """Return what is known of an open file, and whether it is being changed right now.
 
-    The times of a file are as coarse as the clock's tick (up to 28 ms behind, measured), so that
-    a change just after another one does not show. One that was just written gets a moment to
-    become older.
+    The times of files come from a clock that stands still between two ticks (up to 28 ms,
+    measured), so that a change just after another one does not show. A file that was written
+    in the current tick gets a moment to become older.
     """
     found = os.fstat(fd)
     if _is_fresh(found):
@@ -236,7 +237,11 @@ def settled(fd: int) -> tuple[os.stat_result, bool]:
 
 
 def _is_fresh(found: os.stat_result) -> bool:
-    return abs(time.time() - found.st_ctime) < _TICK
+    try:
+        now = time.clock_gettime_ns(_CLOCK_OF_FILES)
+    except (AttributeError, OSError):
+        now = time.time_ns() - int(_TICK * 1e9)
+    return found.st_ctime_ns >= now
 
 
 class Chain:
