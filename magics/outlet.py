@@ -8,6 +8,7 @@ between, the bytes are paced too. What goes beyond the limit of the display is c
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -21,6 +22,7 @@ INTERVAL: Final = 0.05
 """Seconds for one message that is not full."""
 
 _BURST: Final = 4.0
+_TINY: Final = 1e-6
 _MESSAGE_OVERHEAD: Final = 1024
 
 
@@ -94,7 +96,7 @@ class Outlet:
         self._limit = limit
         self._pace = pace
         self._messages = _Tokens(_BURST, 1 / INTERVAL, clock())
-        self._pending: list[tuple[int, list[str]]] = []
+        self._pending: deque[tuple[int, deque[str]]] = deque()
         self._size = 0
         self.shown = 0
         self.hidden = 0
@@ -111,7 +113,7 @@ class Outlet:
         if self._pending and self._pending[-1][0] == stream:
             self._pending[-1][1].append(text)
         else:
-            self._pending.append((stream, [text]))
+            self._pending.append((stream, deque([text])))
 
     @property
     def full(self) -> bool:
@@ -143,32 +145,43 @@ class Outlet:
             now = self._clock()
             if self._pace is not None and self._pace.wait(now) > 0:
                 break
-            full = self._size >= FULL
             allowed = self._messages.left(now)
-            if not full and not everything and allowed < 1:
+            if self._size < FULL and not everything and allowed < 1 - _TINY:
                 break
             if len(self._pending) > max(allowed, 1):
                 # So many changes between the streams within a moment have no order to be seen.
                 self._gather()
-            stream, texts = self._pending[0]
-            text = "".join(texts)
-            piece, rest = text[:FULL], text[FULL:]
-            if rest:
-                self._pending[0] = (stream, [rest])
-            else:
-                del self._pending[0]
-            self._size -= len(piece)
-            self._messages.spend(0 if len(piece) == FULL else min(1, max(allowed, 0)))
+            piece = self._next()
+            if len(piece.text) < FULL:
+                # No debt: what had to be sent now must not delay what comes later.
+                self._messages.spend(min(1.0, max(allowed, 0.0)))
             if self._pace is not None:
-                self._pace.spend(message_bytes(piece))
-            pieces.append(Piece(stream, piece))
+                self._pace.spend(message_bytes(piece.text))
+            pieces.append(piece)
         return pieces
 
+    def _next(self) -> Piece:
+        """Take the next message."""
+        stream, texts = self._pending[0]
+        taken: list[str] = []
+        room = FULL
+        while texts and room:
+            text = texts.popleft()
+            if len(text) > room:
+                texts.appendleft(text[room:])
+                text = text[:room]
+            taken.append(text)
+            room -= len(text)
+        if not texts:
+            self._pending.popleft()
+        self._size -= FULL - room
+        return Piece(stream, "".join(taken))
+
     def _gather(self) -> None:
-        texts: dict[int, list[str]] = {}
+        texts: dict[int, deque[str]] = {}
         for stream, parts in self._pending:
-            texts.setdefault(stream, []).extend(parts)
-        self._pending = list(texts.items())
+            texts.setdefault(stream, deque()).extend(parts)
+        self._pending = deque(texts.items())
 
 
 class PaceKeeper:
@@ -181,7 +194,7 @@ class PaceKeeper:
         """Return the seconds until more may be sent."""
         left = self._tokens.left(now)
         # A full message must fit, since it is sent as a whole.
-        return 0.0 if left >= 2 * FULL else self._tokens.wait(2 * FULL)
+        return 0.0 if left >= 2 * FULL - 1 else self._tokens.wait(2 * FULL)
 
     def spend(self, amount: float) -> None:
         """Count bytes that were sent."""

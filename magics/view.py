@@ -103,7 +103,7 @@ def one_line(text: str, limit: int = 200) -> str:
     What has no shape of its own, or turns the direction of writing, is shown by its number.
     """
     shown = "".join(
-        c if c.isprintable() else {"\n": "⏎", "\t": " "}.get(c, f"\\x{ord(c):02x}")
+        c if c.isprintable() else {"\n": "⏎", "\t": " "}.get(c, ascii(c)[1:-1])
         for c in text[: limit + 1]
     )
     return shown if len(shown) <= limit else shown[: limit - 1] + "…"
