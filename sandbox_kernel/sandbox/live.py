@@ -44,6 +44,7 @@ from sandbox_kernel.sandbox.plan import (
 from sandbox_kernel.sandbox.quota import admit, keep_place
 from sandbox_kernel.sandbox.readiness import require_proof
 from sandbox_kernel.sandbox.running import DESTROY_TIMEOUT, KillOutcome, RunningSandbox
+from sandbox_kernel.sandbox.snapshot import give_project, give_template
 from sandbox_kernel.sandbox.spec import SandboxSpec
 
 __all__ = ["CODE_USER", "CONTROL_USER", "EndKind", "EndReason", "KillOutcome", "LiveSandbox"]
@@ -350,6 +351,10 @@ class LiveSandbox(RunningSandbox):
         """Make the workspace what it has to be before the first command."""
         lease = self._hold.lease
         await make_writable(self, plan, lease.place)
+        if self.spec.project is not None:
+            await give_project(self, self.spec.project)
+        if self.spec.template is not None:
+            await give_template(self, self.spec.template, is_new=plan.is_new)
         if self.spec.is_shared:
             await lease.prepared(START_TIMEOUT)
 

@@ -29,6 +29,7 @@ from sandbox_kernel.sandbox.container import (
     lifetime_seconds,
 )
 from sandbox_kernel.sandbox.network import SharedNetwork, ensure_network
+from sandbox_kernel.sandbox.snapshot import check_folders
 from sandbox_kernel.sandbox.spec import Limits, SandboxSpec, resolve_limits
 from sandbox_kernel.sandbox.tiers import shared_tier
 from sandbox_kernel.sandbox.workspace import (
@@ -71,6 +72,8 @@ class Plan:
         What is mounted as its workspace; `None` for a new anonymous volume.
     quota, info
         How many sandboxes the owner may have, and the engine's account of itself.
+    is_new
+        Whether the workspace was made with this plan.
     """
 
     engine: Engine
@@ -83,6 +86,7 @@ class Plan:
     workspace: VolumeMount | None
     quota: Quota | None
     info: Mapping[str, Any]
+    is_new: bool = True
 
     def body(self, labels: Mapping[str, str] | None = None) -> dict[str, Any]:
         """Return the engine's request.
@@ -136,6 +140,7 @@ async def make_plan(
     info = await engine.info()
     limits = resolve_limits(spec, info, len(parts.small_volumes))
     await _check_data_sets(engine, spec)
+    await check_folders(spec)
     labels = names.make_labels(
         owner=owner,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -155,8 +160,10 @@ async def make_plan(
     network = None if tier is None else await ensure_network(engine, tier)
     if network is not None:
         await gate(network)
-    workspace = None
+    workspace, is_new = None, True
     if spec.workspace is not None:
+        name = workspace_name(spec.prefix, owner, spec.workspace)
+        is_new = await engine.inspect_volume(name) is None
         made = await ensure_workspace(
             engine,
             prefix=spec.prefix,
@@ -167,7 +174,7 @@ async def make_plan(
             extra=extra_labels,
         )
         workspace = VolumeMount(made.name, made.labels, quota_options(limits.disk))
-    return Plan(engine, spec, owner, image, limits, labels, network, workspace, quota, info)
+    return Plan(engine, spec, owner, image, limits, labels, network, workspace, quota, info, is_new)
 
 
 async def plan_of(

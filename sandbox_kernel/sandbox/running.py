@@ -13,7 +13,6 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from importlib import resources
 from typing import Any, Final, Literal
 
 from sandbox_kernel.engine.client import Engine, ExecStream
@@ -30,6 +29,7 @@ from sandbox_kernel.sandbox.container import CODE_USER, CONTROL_USER
 from sandbox_kernel.sandbox.ending import EndReason
 from sandbox_kernel.sandbox.hold import Hold
 from sandbox_kernel.sandbox.pause import LONGEST_PAUSE, freeze, mark_name, thaw
+from sandbox_kernel.sandbox.programs import processes_program
 from sandbox_kernel.sandbox.spec import Limits, SandboxSpec
 
 log = logging.getLogger(__name__)
@@ -42,11 +42,6 @@ _TOUCH_TIMEOUT: Final = 5.0
 _KILL_PATIENCE: Final = 2.0
 _POLL: Final = 0.05
 _OUTPUT_LIMIT: Final = 64 * 1024
-
-
-@functools.cache
-def _processes_text() -> str:
-    return resources.files(__package__).joinpath("processes.sh").read_text(encoding="utf-8")
 
 
 class RunningSandbox:
@@ -253,9 +248,7 @@ class RunningSandbox:
         # The shell's own kill; it spares its own process only.
         await self.run_quietly(["sh", "-c", "kill -9 -1"], CODE_USER)
         uid = CODE_USER.partition(":")[0]
-        code, pids = await self.run_quietly(
-            ["sh", "-c", _processes_text(), "processes", uid], CONTROL_USER
-        )
+        code, pids = await self.run_quietly(processes_program(uid), CONTROL_USER)
         return code == 0 and not pids.strip()
 
     async def run_quietly(self, argv: Sequence[str], user: str) -> tuple[int | None, bytes]:

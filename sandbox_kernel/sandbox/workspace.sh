@@ -10,11 +10,15 @@
 #   import PLACE          unpack a tar archive from stdin into it
 #   copy PLACE FROM       copy everything in the folder FROM into it
 #   clear PLACE           remove everything in it
+#   begin PLACE HOW       end with 0 and note it if it is to be filled: HOW is "new", or there is
+#                         nothing in it, or its filling was begun before; else end with 1
+#   filled PLACE          take that note away
 #
 # The trailer of `export` is there because an engine may drop the last of the output when a
 # process ends while its output is not being read: the reader first takes all of it.
 set -u
 verb=$1 place=$2
+note=.sbx-new
 cd "$place" || exit 9
 case $verb in
     size)
@@ -43,6 +47,18 @@ case $verb in
         ;;
     clear)
         find . -mindepth 1 -maxdepth 1 -exec rm -rf {} +
+        ;;
+    begin)
+        # What an upload that was killed has left is nothing either.
+        found=$(find . -mindepth 1 -maxdepth 1 ! -name '.sbx-part-*' | head -c 1)
+        if [ "$3" = new ] || [ -z "$found" ] || [ -f "$note" ]; then
+            : >"$note" || exit 9
+            exit 0
+        fi
+        exit 1
+        ;;
+    filled)
+        rm -f "$note"
         ;;
     *)
         exit 9

@@ -21,7 +21,6 @@ from collections.abc import (
     Mapping,
 )
 from dataclasses import dataclass
-from importlib import resources
 from typing import Any, Final
 
 from sandbox_kernel.engine.client import Engine, ExecStream
@@ -43,6 +42,7 @@ from sandbox_kernel.process.files import Files, printable
 from sandbox_kernel.sandbox import labels as names
 from sandbox_kernel.sandbox.container import CODE_USER, DATA, WORKSPACE
 from sandbox_kernel.sandbox.live import LiveSandbox
+from sandbox_kernel.sandbox.programs import workspace_program
 from sandbox_kernel.sandbox.spec import MIB, SandboxSpec
 from sandbox_kernel.sandbox.workspace import Workspace, verified, workspace_name, workspace_of
 
@@ -56,11 +56,6 @@ _SILENCE: Final = 120.0
 _ERRORS: Final = 4096
 _OCCUPIED, _EMPTY = 0, 1
 _MOUNTED: Final = "workspace"
-
-
-@functools.cache
-def _program() -> str:
-    return resources.files(__package__).joinpath("workspace.sh").read_text(encoding="utf-8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -438,15 +433,16 @@ class Workspaces:
 # -- the program in the sandbox -----------------------------------------------------------------
 
 
-async def _start(sandbox: LiveSandbox, *words: str) -> ExecStream:
-    argv = ["sh", "-c", _program(), "workspace", *words]
-    return await sandbox.exec(argv, user=CODE_USER, cwd="/")
+async def _start(sandbox: LiveSandbox, verb: str, place: str, *words: str) -> ExecStream:
+    return await sandbox.exec(workspace_program(verb, place, *words), user=CODE_USER)
 
 
-async def _run(sandbox: LiveSandbox, *words: str) -> tuple[int | None, bytes, bytes]:
+async def _run(
+    sandbox: LiveSandbox, verb: str, place: str, *words: str
+) -> tuple[int | None, bytes, bytes]:
     """Run the program to its end; return exit code and the beginning of stdout and stderr."""
     output = {1: bytearray(), 2: bytearray()}
-    async with await _start(sandbox, *words) as stream:
+    async with await _start(sandbox, verb, place, *words) as stream:
         await stream.end_input()
         while (chunk := await _next(stream)) is not None:
             if len(output[chunk[0]]) < _ERRORS:
