@@ -19,8 +19,15 @@ MARKER: Final = "SANDBOX_KERNEL_COMMAND"
 """The variable by which a stop knows the processes of one command that left its tree."""
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
-# Names that a shell keeps to itself, so that the wrapper could not pass them on.
-_SHELLS_OWN = frozenset({"PPID", "UID", "EUID", "BASHOPTS", "SHELLOPTS", "BASH_VERSINFO", MARKER})
+# Names that one shell or another keeps to itself, so that the wrapper could not pass them on.
+_SHELLS_OWN: Final = frozenset(
+    (
+        *("_", "PPID", "UID", "EUID", "GROUPS", "OPTIND", "LINENO", "RANDOM", "SRANDOM", "SECONDS"),
+        *("EPOCHSECONDS", "EPOCHREALTIME", "FUNCNAME", "DIRSTACK", "HISTCMD", "PIPESTATUS"),
+        *("BASHOPTS", "SHELLOPTS", "BASHPID", "BASH_VERSINFO", "BASH_SUBSHELL", "BASH_COMMAND"),
+        *("BASH_ARGC", "BASH_ARGV", "BASH_ARGV0", "BASH_LINENO", "BASH_SOURCE", MARKER),
+    )
+)
 
 
 def preamble(

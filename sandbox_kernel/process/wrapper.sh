@@ -50,7 +50,7 @@ fi
 
 newline='
 '
-nonce=''
+nonce='' patience='' path=${PATH-}
 report() { printf '\036%s %s\n' "$nonce" "$*" >&4; }
 give_up() {
     report "failed $1"
@@ -58,11 +58,11 @@ give_up() {
 }
 # take: the next value into $value. Anything but a count is the host's way to call it off.
 take() {
-    IFS= read -r lines || exit 126
+    IFS= read -r ${patience:+"$patience"} lines || exit 126
     case $lines in '' | *[!0-9]*) exit 126 ;; esac
     value=''
     while [ "$lines" -gt 0 ]; do
-        IFS= read -r line || exit 126
+        IFS= read -r ${patience:+"$patience"} line || exit 126
         value=$value$line
         lines=$((lines - 1))
         [ "$lines" -eq 0 ] || value=$value$newline
@@ -78,19 +78,18 @@ own_stat() {
     shift 19
     started=$1
 }
-# find NAME: the program into $found, without a process of its own.
+# find NAME: the program along $path into $found, without a process of its own.
 find() {
-    found=''
-    saved=$IFS IFS=:
+    found='' ifs=$IFS IFS=:
     set -f
-    for folder in ${PATH-}; do
+    for folder in $path; do
         if [ -f "${folder:-.}/$1" ] && [ -x "${folder:-.}/$1" ]; then
             found=${folder:-.}/$1
             break
         fi
     done
     set +f
-    IFS=$saved
+    IFS=$ifs
     [ -n "$found" ]
 }
 # need NAME: a program of the image.
@@ -115,46 +114,37 @@ refusals() {
     refused=$count
 }
 
-# In the command's own process, up to its exec.
+# become VARIABLE... -- WORD...: in the command's own process, up to its exec.
 become() {
     read -r self _ </proc/self/stat
     own_stat "$self" && self_started=$started
     own_stat "$root"
     links=$(exec ls -l "/proc/$self/fd/1" "/proc/$self/fd/2") || give_up "no pipe"
     out=${links%%"$newline"*} out=${out##* } err=${links##* }
-    while [ "$variables" -gt 0 ]; do
-        take
-        # shellcheck disable=SC2163 # NAME=VALUE
-        export "$value" || give_up "environment"
-        variables=$((variables - 1))
-    done
-    take
-    words=$value
-    set --
-    while [ "$words" -gt 0 ]; do
-        take
-        set -- "$@" "$value"
-        words=$((words - 1))
-    done
     cd "$directory" 2>/dev/null || give_up "directory"
-    case $1 in
+    case $program in
     */*)
-        [ -e "$1" ] || give_up "not-found" 127
-        [ -f "$1" ] && [ -x "$1" ] || give_up "not-executable"
+        [ -e "$program" ] || give_up "not-found" 127
+        [ -f "$program" ] && [ -x "$program" ] || give_up "not-executable"
         ;;
-    *) find "$1" || give_up "not-found" 127 ;;
+    *) find "$program" || give_up "not-found" 127 ;;
     esac
     report "holds $out $err"
     report "ready $root $started $session $$ $self $self_started"
-    read -r answer && [ "$answer" = go ] || exit 126
+    read -r ${patience:+"$patience"} answer && [ "$answer" = go ] || exit 126
     if [ "$mode" = terminal ]; then
         stty sane
         report running
-        unset nonce
-        exec "$@" 3>&- 4>&-
     fi
     unset nonce
-    exec "$setsid" "$@" 3>&- 4>&-
+    # Last, and without a name of this shell's own, since the variables can have any name.
+    while [ "$1" != -- ]; do
+        # shellcheck disable=SC2163 # NAME=VALUE
+        export "$1" 2>/dev/null
+        shift
+    done
+    shift
+    exec "$@" 3>&- 4>&-
 }
 
 # account CODE: the command has ended. The report comes first, since whatever needs a process
@@ -182,17 +172,38 @@ account() {
 
 exec 3>&1 4>&2
 if [ "$mode" = terminal ]; then
-    # Bytes as they are; and should the host have gone, ten silent seconds are the end of input.
+    # Bytes as they are. Should the host have gone, ten silent seconds are the end of input: by
+    # the terminal, or by a shell that does not read before it is told that it can.
     need stty
     stty raw -echo min 0 time 100 || give_up "no terminal"
+    # shellcheck disable=SC3045 # whether `read -t` exists is the question
+    read -r -t 1 _ </dev/null 2>/dev/null
+    [ $? -gt 1 ] || patience=-t10
     report hello
 fi
 take && nonce=$value
 take && directory=$value
-take && variables=$value
 [ -r /proc/self/stat ] || give_up "missing /proc"
 for program in cat ls readlink setsid; do need "$program"; done
-setsid=$found
+take && count=$value
+set --
+while [ "$count" -gt 0 ]; do
+    take
+    set -- "$@" "$value"
+    case $value in PATH=*) path=${value#PATH=} ;; esac
+    count=$((count - 1))
+done
+set -- "$@" --
+# In a session of its own, but on a terminal: that has only one.
+[ "$mode" = terminal ] || set -- "$@" "$found"
+take && count=$value
+take && program=$value
+set -- "$@" "$program"
+while [ "$count" -gt 1 ]; do
+    take
+    set -- "$@" "$value"
+    count=$((count - 1))
+done
 refusals
 
 if [ "$mode" = terminal ]; then
@@ -203,7 +214,7 @@ if [ "$mode" = terminal ]; then
     (
         trap - HUP INT QUIT TERM USR1 USR2 ALRM TSTP TTIN TTOU
         exec 2>&8 8>&-
-        become
+        become "$@"
     )
     code=$?
     stty sane
@@ -211,15 +222,15 @@ if [ "$mode" = terminal ]; then
     exit "$code"
 fi
 
-# The shell that waits for the command.
+# run VARIABLE... -- WORD...: the shell that waits for the command.
 run() {
     exec 8>&2 2>/dev/null
     (
         exec 2>&8 7>&- 8>&-
-        become
+        become "$@"
     )
     account "$?"
 }
 
-code=$({ { run 2>&1 >&6 6>&- | cat >&4 6>&-; } 6>&1 | cat >&3; } 7>&1)
+code=$({ { run "$@" 2>&1 >&6 6>&- | cat >&4 6>&-; } 6>&1 | cat >&3; } 7>&1)
 exit "$code"

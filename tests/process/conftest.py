@@ -16,9 +16,9 @@ from sandbox_kernel.process.run import run
 from sandbox_kernel.sandbox.live import CODE_USER, LiveSandbox
 from sandbox_kernel.sandbox.spec import SandboxSpec
 from tests.engines import RUN_LABEL, Engines
-from tests.sandbox.conftest import derived_image, imported_image, python_image
+from tests.sandbox.conftest import derived_image, python_image
 
-__all__ = ["derived_image", "imported_image", "python_image"]
+__all__ = ["derived_image", "python_image"]
 
 MakeSandbox = Callable[..., Awaitable[LiveSandbox]]
 MakeContainer = Callable[..., Awaitable[str]]

@@ -34,6 +34,30 @@ async def test_a_command_gets_its_arguments_variables_directory_and_input_exactl
     assert (result.returncode, result.reason) == (7, "finished")
 
 
+async def test_variables_of_any_name_reach_the_command(any_sandbox: LiveSandbox) -> None:
+    """C1: the wrapper has variables too, and theirs are the command's; even those of a shell."""
+    names = "nonce root mode value line count path program found started session self out err"
+    names += " setsid directory newline IFS OLDPWD PWD LC_ALL PATH HOME SHLVL ENV PS4 words ifs"
+    env = {name: f"own {name}\nand: more" for name in names.split()}
+    env["PATH"] = "/none:/usr/bin:/bin"
+    result = await run(
+        any_sandbox.engine,
+        any_sandbox.id,
+        ["cat", "/proc/self/environ"],
+        user=CODE_USER,
+        env=env,
+        cwd="/tmp",
+    )
+    got = dict(item.split("=", 1) for item in result.stdout_text.split("\0")[:-1])
+    assert {name: got.get(name) for name in env} == env
+    assert result.stderr == b""
+    # A program is looked for along the command's own PATH.
+    with pytest.raises(SandboxStartError, match="no such program"):
+        await run(
+            any_sandbox.engine, any_sandbox.id, ["cat"], user=CODE_USER, env={"PATH": "/none"}
+        )
+
+
 async def test_codes_and_texts_that_look_like_ours_are_the_commands_own(
     any_sandbox: LiveSandbox,
 ) -> None:
