@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -164,3 +167,62 @@ def test_the_person_who_asks_learns_where_the_refused_value_stands(config_folder
         resolve({})
     assert str(policy) in caught.value.reason
     assert str(config) in caught.value.reason
+
+
+AS_PERSON = f"""
+import os, sys
+import sandbox_kernel.app.config
+from sandbox_kernel.app.main import main
+os.setgroups([])
+os.setegid({SOMEBODY})
+os.seteuid({SOMEBODY})
+main(["config", "show", "--json"])
+"""
+
+
+@needs_root
+@pytest.mark.skipif(shutil.which("unshare") is None, reason="needs a mount namespace")
+def test_nobody_gets_around_the_policy_of_the_system(tmp_path: Path) -> None:
+    """A1: whatever a person sets in the environment and writes into folders of their own.
+
+    The system's folder is one of a mount namespace of its own, and the person is not root.
+    """
+    home = tmp_path / "home"
+    for name, content in (
+        ("jupyter_sandbox_policy.json", '{"network": "egress", "images": ["**"]}'),
+        ("jupyter_sandbox_config.json", '{"SandboxDefaults": {"network": "internal"}}'),
+    ):
+        write_as_person(home / name, content)
+    system = tmp_path / "system.json"
+    system.write_text('{"network": "none", "images": ["a:1"]}')
+    script = f"""
+        set -e
+        mount -t tmpfs -o mode=755 none /usr/local/etc
+        mkdir /usr/local/etc/jupyter
+        cp {system} /usr/local/etc/jupyter/{POLICY_NAME}
+        exec env {{}} HOME={home} JUPYTER_CONFIG_DIR={home} {sys.executable} -c '{AS_PERSON}'
+    """
+    for person in ("A=b", "JUPYTER_NO_CONFIG=1", f"JUPYTER_CONFIG_PATH={home}",
+                   "JUPYTER_PLATFORM_DIRS=1 XDG_CONFIG_DIRS=/nonexistent"):  # fmt: skip
+        done = subprocess.run(
+            ["unshare", "--mount", "sh", "-c", script.format(person)],
+            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+        assert done.returncode == 1, done.stderr
+        found = json.loads(done.stdout)
+        binding = [p["file"] for p in found["policy"] if p["binding"]]
+        assert binding == [f"/usr/local/etc/jupyter/{POLICY_NAME}"]
+        refused = {text.partition(" ")[0] for text in found["refusals"]}
+        assert "image" in refused
+        assert ("network" in refused) == ("NO_CONFIG" not in person)
+
+
+def write_as_person(path: Path, content: str) -> None:
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    path.write_text(content)
+    for each in (path, path.parent):
+        os.chown(each, SOMEBODY, SOMEBODY)
+    # The folders of a test are its own; a person has to reach theirs.
+    for above in path.parent.parents[:3]:
+        if above.stat().st_uid == ME and above != Path("/tmp"):
+            above.chmod(above.stat().st_mode | 0o011)
