@@ -45,7 +45,8 @@ NEWS_PATIENCE = 0.5
 """Seconds for which a death is kept from the manager, so that its clients learn the reason first;
 a client's socket connects again after 0.1 s."""
 
-_REASON_PATIENCE = 0.5
+_REASON_PATIENCE = 0.3
+_KILLED = 137
 _CONTROL_UID = int(CONTROL_USER.partition(":")[0])
 
 
@@ -234,8 +235,9 @@ class KernelSession:
             exited.cancel()
         if self.exit_code == 0:
             return
-        # Where the whole sandbox went, the reason is a moment behind the loss of its streams.
-        await asyncio.wait({self.sandbox.ended}, timeout=_REASON_PATIENCE if self._lost else 0)
+        if self._lost or (self.exit_code == _KILLED and not self.sandbox.out_of_memory_events):
+            # Where the whole sandbox went, that news is a moment behind.
+            await asyncio.wait({self.sandbox.ended}, timeout=_REASON_PATIENCE)
         why = self.why_it_ended() + self._last_words(of_its_errors=True)
         log.warning("sandbox %s: %s", self.sandbox.short_id, why)
         cell = parent_header(self.channels.cell)
@@ -267,7 +269,7 @@ class KernelSession:
         if self._lost:
             return self._trouble
         code = self.exit_code
-        if code == 137 and self.sandbox.out_of_memory_events:
+        if code == _KILLED and self.sandbox.out_of_memory_events:
             size = self.sandbox.limits.memory // (1 << 20)
             return f"The kernel ran out of memory; the limit of the sandbox is {size} MiB."
         return f"The kernel ended with exit code {code}."
