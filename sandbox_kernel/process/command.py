@@ -570,6 +570,22 @@ class Process:
         await self._settle(report)
         return report
 
+    async def kill_leftovers(self) -> StopReport:
+        """End what the command has left behind when it ended: processes that it detached.
+
+        A command that still runs is ended with it.
+
+        Raises
+        ------
+        SandboxPausedError
+            The sandbox is paused, so that nothing in it can be ended.
+        SandboxError
+            It failed.
+        """
+        if not self._ended.is_set():
+            return await self.kill()
+        return await self._stop("all")
+
     async def _stop(self, mode: Literal["command", "all", "everything"]) -> StopReport:
         """Run one stop, shared by all who ask for it; a cancelled caller does not cut it (W15)."""
         while self._stopping is not None and not self._stopping.done():
