@@ -12,14 +12,16 @@ import functools
 import logging
 import secrets
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from typing import Any, Final, Self
 
 from sandbox_kernel.engine.client import CreatedContainer, Engine
 from sandbox_kernel.errors import (
     SandboxConflictError,
+    SandboxEngineError,
     SandboxError,
     SandboxGoneError,
+    SandboxSpecRejectedError,
     SandboxStartError,
     SandboxUnavailableError,
 )
@@ -46,6 +48,7 @@ from sandbox_kernel.sandbox.readiness import require_proof
 from sandbox_kernel.sandbox.running import DESTROY_TIMEOUT, KillOutcome, RunningSandbox
 from sandbox_kernel.sandbox.snapshot import give_project, give_template
 from sandbox_kernel.sandbox.spec import SandboxSpec
+from sandbox_kernel.sandbox.workspace import quota_refusals
 
 __all__ = ["CODE_USER", "CONTROL_USER", "EndKind", "EndReason", "KillOutcome", "LiveSandbox"]
 
@@ -237,7 +240,9 @@ class LiveSandbox(RunningSandbox):
         """Make a sandbox by a name; `None` when the engine has a container of that name."""
         began = time.monotonic()
         engine, spec, body = plan.engine, plan.spec, plan.body()
-        created = await _create_container(engine, name, body)
+        # The anonymous volume of an ephemeral workspace is made with the container.
+        with quota_refusals(plan.limits.disk):
+            created = await _create_container(engine, name, body)
         if created is None:
             return None
         sandbox = cls(engine, spec, plan.limits, name, created.id, plan.owner)
@@ -253,7 +258,8 @@ class LiveSandbox(RunningSandbox):
                 )
             if plan.quota is not None:
                 await keep_place(engine, plan.owner, plan.quota, plan.info, created.id)
-            await sandbox._hold.begin(start=True, alone=spec.durability == "ephemeral")
+            with _device_refusals(spec):
+                await sandbox._hold.begin(start=True, alone=spec.durability == "ephemeral")
             await sandbox._prepare(plan)
         except BaseException as error:
             await _in_any_case(sandbox.destroy(), error)
@@ -378,6 +384,23 @@ class LiveSandbox(RunningSandbox):
                 f"The workspace was not prepared within {_PREPARE_TIMEOUT:g} s by the one who "
                 "made it"
             ) from error
+
+
+@contextlib.contextmanager
+def _device_refusals(spec: SandboxSpec) -> Iterator[None]:
+    """Refuse devices that the engine does not have, which it finds out at the start (B15)."""
+    try:
+        yield
+    except SandboxEngineError as error:
+        said = str(error).lower()
+        if not spec.devices or not ("device" in said or "cdi" in said):
+            raise
+        raise SandboxSpecRejectedError(
+            "devices",
+            list(spec.devices),
+            "the engine has no such devices, or no driver for them",
+            "Install what gives containers the devices on the engine's machine, or leave them out.",
+        ) from error
 
 
 async def _create_container(

@@ -12,9 +12,10 @@ volumes on the engine could have put one there that is a folder of the engine's 
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -156,26 +157,34 @@ async def ensure_workspace(
         names.WORKSPACE: names.key_text(key),
         names.FORMAT: FORMAT,
     }
-    try:
+    with quota_refusals(disk):
         volume = await engine.create_volume(name, labels, quota_options(disk))
-    except SandboxDiskFullError:
-        raise
-    except SandboxEngineError as error:
-        raise refusal_of_quota(disk, error) from error
     return verified(volume, name=name, owner=owner, key=key, disk=disk)
 
 
-def refusal_of_quota(disk: int, error: SandboxEngineError) -> Exception:
-    """Return what a failure to make a volume means; the failure itself if it is about nothing."""
-    if not disk or "quota" not in str(error).lower():
-        return error
-    return SandboxSpecRejectedError(
-        "disk_limit",
-        disk,
-        "the engine cannot bound the size of a volume: that needs its data on XFS, mounted with "
-        "the option pquota",
-        "Leave disk_limit out, or use an engine that can.",
-    )
+@contextlib.contextmanager
+def quota_refusals(disk: int) -> Iterator[None]:
+    """Refuse a disk limit where the engine cannot make a volume that has one (B5).
+
+    Parameters
+    ----------
+    disk
+        Bytes that were asked for, or 0.
+    """
+    try:
+        yield
+    except SandboxDiskFullError:
+        raise
+    except SandboxEngineError as error:
+        if not disk or "quota" not in str(error).lower():
+            raise
+        raise SandboxSpecRejectedError(
+            "disk_limit",
+            disk,
+            "the engine cannot bound the size of a volume: that needs its data on XFS, mounted "
+            "with the option pquota",
+            "Leave disk_limit out, or use an engine that can.",
+        ) from error
 
 
 def verified(

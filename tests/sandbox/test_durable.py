@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import tarfile
+import uuid
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -477,3 +478,77 @@ async def test_a_workspace_that_is_anothers_is_refused_and_left_as_it_is(
             await creating
         assert "chown" in str(caught.value) or "Build the image" in str(caught.value)
     assert containers_of(engines, workspace) == []
+
+
+# -- what the engine has to have ----------------------------------------------------------------
+
+
+async def test_a_disk_limit_that_the_engine_cannot_enforce_is_refused(
+    make: MakeSandbox, make_sandbox: MakeSandbox, engines: Engines, workspace: str, engine: Engine
+) -> None:
+    """B5: with the reason, and nothing is made; the test engine's disk has no quotas."""
+    for creating in (make(disk_limit=1 << 30), make_sandbox(disk_limit=1 << 30)):
+        with pytest.raises(SandboxSpecRejectedError, match=r"disk_limit.*pquota"):
+            await creating
+    assert containers_of(engines, workspace) == []
+    assert engines.api.volumes(f"{labels.WORKSPACE}={labels.key_text(workspace)}") == []
+
+
+async def test_data_sets_are_there_to_be_read_only(
+    make_sandbox: MakeSandbox,
+    engine: Engine,
+    engines: Engines,
+    busybox_image: str,
+    run_labels: dict[str, str],
+) -> None:
+    """B16: and one that is missing is not made up by the engine."""
+    name = f"data-{uuid.uuid4().hex}"
+    with pytest.raises(SandboxSpecRejectedError, match=rf"data_sets.*{name}.*no volume"):
+        await make_sandbox(image=busybox_image, data_sets={"iris": name})
+    assert await engine.inspect_volume(name) is None
+    engines.api.request("POST", "/volumes/create", body={"Name": name, "Labels": run_labels})
+    try:
+        body = {
+            "Image": busybox_image,
+            "Cmd": ["sh", "-c", "echo petal > /d/f; chmod 666 /d/f; chmod 777 /d"],
+            "HostConfig": {"Mounts": [{"Type": "volume", "Source": name, "Target": "/d"}]},
+        }
+        created = await engine.create_container(None, body)
+        await engine.start_container(created.id)
+        await asyncio.to_thread(
+            wait_until,
+            lambda: (
+                (engines.api.inspect(created.id) or {})["State"]["ExitCode"] == 0
+                and not (engines.api.inspect(created.id) or {})["State"]["Running"]
+            ),
+        )
+        engines.api.remove(created.id)
+        sandbox = await make_sandbox(image=busybox_image, data_sets={"iris": name})
+        assert (await sh(sandbox, "cat /data/iris/f")).out == "petal\n"
+        for change in ("echo x > /data/iris/f", "rm /data/iris/f", "touch /data/iris/g"):
+            done = await sh(sandbox, change)
+            assert done.code != 0
+            assert "Read-only" in done.err
+        await sandbox.destroy()
+        assert name in {v["Name"] for v in engines.api.volumes()}
+    finally:
+        engines.api.remove_volume(name)
+
+
+async def test_devices_that_the_engine_has_not_are_refused(
+    make_sandbox: MakeSandbox, busybox_image: str
+) -> None:
+    """B15."""
+    for device in ("gpus=all", "gpus=2", "vendor.example/gpu=0"):
+        with pytest.raises(SandboxSpecRejectedError, match="devices"):
+            await make_sandbox(image=busybox_image, devices=[device])
+
+
+async def test_an_isolation_that_the_engine_does_not_give_is_refused(
+    make_sandbox: MakeSandbox, busybox_image: str
+) -> None:
+    """B14."""
+    with pytest.raises(SandboxSpecRejectedError, match=r"isolation.*runc.*gVisor"):
+        await make_sandbox(image=busybox_image, isolation="vm")
+    with pytest.raises(SandboxSpecRejectedError, match=r"isolation.*runc"):
+        await make_sandbox(image=busybox_image, isolation="vm", runtime="runc")

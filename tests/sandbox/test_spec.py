@@ -68,6 +68,15 @@ def test_what_is_no_amount_of_memory_is_refused_by_name(text: Any) -> None:
         ("tmpfs_size", 0), ("shm_size", 0), ("lease_ttl", 1), ("lease_ttl", None),
         ("max_lifetime", 0), ("runtime", "a b"), ("runtime", ""), ("prefix", "/x"), ("prefix", ""),
         ("environment", {"a b": "c"}), ("environment", {"A": 1}), ("environment", [("A", "b")]),
+        ("isolation", "kvm"), ("isolation", None), ("durability", "forever"), ("durability", None),
+        ("workspace", "a key"), ("disk_limit", 1), ("disk_limit", "1G"), ("resumable", -1),
+        ("resumable", None), ("idle_ttl", 1), ("idle_ttl", float("nan")), ("template", ""),
+        ("template", 1), ("project", "a\0b"), ("project_limit", 1), ("project_limit", None),
+        ("data_sets", {"../x": "v"}), ("data_sets", {"x": "/etc"}), ("data_sets", {"x": ""}),
+        ("data_sets", ["x"]), ("data_sets", {f"d{n}": "vol" for n in range(17)}),
+        ("devices", "gpus=all"), ("devices", ["gpus=0"]), ("devices", ["/dev/sda"]),
+        ("devices", ["gpus=all", "gpus=all"]), ("devices", ["gpus=1", "gpus=2"]),
+        ("devices", [None]), ("devices", {"a": 1}),
         ("environment", {"": "x"}), ("environment", None), ("labels", {"": "x"}),
         ("labels", {"io.sandbox-kernel.owner": "root"}), ("labels", {"x": 1}),
     ],
@@ -160,3 +169,16 @@ def test_memory_backed_places_never_exceed_half_of_the_memory(
     except SandboxSpecRejectedError:
         return
     assert 2 * limits.tmpfs + limits.shm + RUN_SIZE + volumes * VOLUME_SIZE <= memory // 2
+
+
+def test_a_runtime_that_isolates_as_asked_is_chosen() -> None:
+    """B14: verified by its name; the engine's account of the container is compared as well."""
+    assert resolve_limits(SandboxSpec(isolation="vm"), INFO).runtime == "runsc"
+    assert resolve_limits(SandboxSpec(), INFO).runtime == "runc"
+    kata = {**INFO, "Runtimes": {"runc": {}, "kata-qemu": {}}}
+    assert resolve_limits(SandboxSpec(isolation="vm"), kata).runtime == "kata-qemu"
+    default = {**INFO, "DefaultRuntime": "runsc"}
+    assert resolve_limits(SandboxSpec(isolation="vm"), default).runtime == "runsc"
+    for spec in (SandboxSpec(isolation="vm", runtime="runc"), SandboxSpec(isolation="vm")):
+        with pytest.raises(SandboxSpecRejectedError, match="isolation"):
+            resolve_limits(spec, {**INFO, "Runtimes": {"runc": {}}})
