@@ -44,7 +44,9 @@ _LOOK_INTERVAL: Final = 0.5
 _BATCH: Final = 1 << 20
 _COALESCE: Final = 0.002
 _CREDIT: Final = wire.WINDOW // 4
-_LAST_WORDS: Final = 10.0
+_LAST_WORDS: Final = 3.0
+_QUIET: Final = 2.0
+_ENDS: Final = 1.0
 _KEPT_DIAGNOSTICS: Final = 4096
 _SHARED: Final = ("wire", "trouble", "rules", "folder")
 
@@ -82,6 +84,7 @@ class Exchange:
         self._pending_size = 0
         self._arrived = asyncio.Event()
         self._ended = False
+        self._greeted = asyncio.Event()
         self._diagnostics = bytearray()
         self._first = bytearray()
         self._writing = False
@@ -193,6 +196,8 @@ class Exchange:
                     f"What carries files in the sandbox broke the protocol: {error}"
                 ) from error
             self._moved = self._now()
+            if receiver.greeted:
+                self._greeted.set()
             moved()
             owed += len(data)
             if owed >= _CREDIT:
@@ -225,6 +230,8 @@ class Exchange:
                     return
                 moved()
                 batch = await ahead
+            # What is no courier puts nothing into place.
+            await self._greeted.wait()
             self.committed = True
             await self._write(wire.encode(wire.COMMIT))
         finally:
@@ -247,10 +254,18 @@ class Exchange:
 
     async def _watch(self, patience: float) -> None:
         """End an exchange in which nothing moves, and show the courier that somebody is here."""
+        looked = self._now()
         while True:
             await asyncio.sleep(_LOOK_INTERVAL)
             if self._workers.busy and not self._writing:
                 self._moved = self._now()  # it is this side that takes its time
+            if self._now() - max(self._moved, looked) > _QUIET:
+                # While input waits for a program that is gone, the engine does not end the stream.
+                looked = self._now()
+                state = await self._engine.inspect_exec(self._stream.id)
+                if not state.running and state.exit_code is not None:
+                    self._ended = True
+                    self._arrived.set()
             if self._now() - self._moved > patience:
                 raise SandboxEngineTimeoutError(
                     f"The sandbox did nothing for {patience:g} s while files were carried. It may "
@@ -291,8 +306,7 @@ class Exchange:
                 return SandboxStartError(
                     f"The program that carries files could not be started: {said or code}"
                 )
-        inspected = await self._engine.inspect_container(self._container_id)
-        if not (inspected.get("State") or {}).get("Running"):
+        if await self._sandbox_ends(code):
             return SandboxGoneError("The sandbox ended while files were carried")
         if code == 137:
             return SandboxError(
@@ -303,6 +317,17 @@ class Exchange:
         return SandboxProtocolError(
             f"The program that carries files ended too early with code {code} ({told})"
         )
+
+    async def _sandbox_ends(self, code: int) -> bool:
+        """Say whether the sandbox has ended; what it ends with is killed a moment before."""
+        deadline = self._now() + (_ENDS if code == 137 else 0)
+        while True:
+            inspected = await self._engine.inspect_container(self._container_id)
+            if not (inspected.get("State") or {}).get("Running"):
+                return True
+            if self._now() >= deadline:
+                return False
+            await asyncio.sleep(_LOOK_INTERVAL / 2)
 
     @staticmethod
     def _now() -> float:
