@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
@@ -27,6 +28,38 @@ __all__ = ["SandboxMagics"]
 
 _LONGEST_WORD: Final = 128 * 1024 - 1
 _END_PATIENCE: Final = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What a magic is to run.
+
+    Parameters
+    ----------
+    argv
+        The program and its arguments.
+    shown
+        The same for people.
+    stdin
+        Its input, as far as the magic itself gives it one.
+    source
+        The magic as it was written, with its cell.
+    fixed
+        Whether no value of a variable is in it.
+    """
+
+    argv: tuple[str, ...] = field(repr=False)
+    shown: tuple[str, ...] = field(repr=False)
+    stdin: bytes = field(repr=False)
+    source: str = field(repr=False)
+    fixed: bool = True
+
+    @property
+    def told(self) -> str:
+        """What a person is told before it runs: nothing that runs is left out."""
+        return "\n".join(
+            filter(None, (" ".join(self.shown), self.stdin.decode("utf-8", "replace")))
+        )
 
 
 @magics_class
@@ -93,7 +126,8 @@ class SandboxMagics(Magics):
                 )
             argv, stdin = ("sh", "-c", _shell_text(), "cell", cell), b""
             shown = ("bash", "-euo", "pipefail", "-c", cell)
-        self._run(parsed, argv, shown, stdin, cell, local_ns, fresh=False)
+        source = f"%%sandbox {line}".rstrip() + f"\n{cell}"
+        self._run(parsed, Command(argv, shown, stdin, source), local_ns, fresh=False)
 
     @magic("both", options.RUN, scope=True)
     def sandbox_run(
@@ -110,26 +144,32 @@ class SandboxMagics(Magics):
             if words:
                 raise UsageError("--shell: a command line and a program cannot both be run")
             argv: tuple[str, ...] = ("sh", "-c", parsed["shell"])
+            fixed = True
         elif not words:
             raise UsageError(f"no program is named: {options.RUN.usage}")
         else:
             argv = tuple(expand(words, self._variables(local_ns)))
-        return self._run(parsed, argv, argv, b"", " ".join(argv), local_ns, fresh=True)
+            fixed = argv == tuple(words)
+        source = (
+            f"%sandbox_run {line}".rstrip()
+            if cell is None
+            else (f"%%sandbox_run {line}".rstrip() + f"\n{cell}")
+        )
+        return self._run(parsed, Command(argv, argv, b"", source, fixed), local_ns, fresh=True)
 
     def _run(
         self,
         parsed: Parsed,
-        argv: tuple[str, ...],
-        shown: tuple[str, ...],
-        stdin: bytes,
-        cell: str,
+        command: Command,
         local_ns: Mapping[str, Any] | None,
         fresh: bool,
     ) -> SandboxResult | Run | None:
         """Run a command as the flags say."""
-        variables = self._variables(local_ns)
+        request = self._request(parsed, command, self._variables(local_ns))
         place = self._place(parsed, fresh)
-        request = self._request(parsed, argv, shown, stdin, variables)
+        if parsed["network"]:
+            # Last, so that nobody is asked about what cannot be run anyway.
+            place, request = self._with_network(parsed, command, request)
         run = self.runs.add(request, place, server_pace(os.environ))
         if parsed["bg"]:
             run.begin()
@@ -192,9 +232,10 @@ class SandboxMagics(Magics):
         return {name: value for name, value in chosen.items() if value is not None}
 
     def _place(self, parsed: Parsed, fresh: bool) -> Place:
-        if parsed["fresh"] and parsed["session"]:
-            raise UsageError("--fresh and --session exclude each other")
-        fresh = (fresh or parsed["fresh"]) and not parsed["session"]
+        for name in ("fresh", "network"):
+            if parsed[name] and parsed["session"]:
+                raise UsageError(f"--{name} and --session exclude each other")
+        fresh = (fresh or parsed["fresh"] or parsed["network"]) and not parsed["session"]
         own = [name for name in ("image", "memory", "cpus", "pids") if parsed[name] is not None]
         if own and not fresh:
             raise UsageError(
@@ -203,16 +244,28 @@ class SandboxMagics(Magics):
             )
         return Fresh(self._settings(parsed)) if fresh else self.session
 
-    def _request(
-        self,
-        parsed: Parsed,
-        argv: tuple[str, ...],
-        shown: tuple[str, ...],
-        stdin: bytes,
-        variables: Mapping[str, Any],
-    ) -> Request:
+    def _with_network(
+        self, parsed: Parsed, command: Command, request: Request
+    ) -> tuple[Place, Request]:
+        """Obtain consent to the network, for this run alone."""
+        from sandbox_magics.consent import Question, obtain, settled
+
+        asked = {**self._settings(parsed), "network": "egress"}
+        order = settled(asked)
+        timeout = order.timeouts.default if request.timeout is None else request.timeout
+        question = Question(
+            source=command.source,
+            command=command.told,
+            image=order.spec.image,
+            timeout=timeout or order.timeouts.most,
+            fixed=command.fixed,
+        )
+        return Fresh(asked), replace(request, consent=obtain(self.shell, question))
+
+    def _request(self, parsed: Parsed, command: Command, variables: Mapping[str, Any]) -> Request:
         from sandbox_magics.variables import environment, looked_up, to_stdin
 
+        stdin = command.stdin
         env, secrets = environment(parsed["env"], variables)
         if parsed["in"]:
             given = looked_up(parsed["in"], variables, "--in")
@@ -224,8 +277,8 @@ class SandboxMagics(Magics):
             STDERR: parsed["err"] or parsed["quiet"],
         }
         return Request(
-            argv=argv,
-            shown=shown,
+            argv=command.argv,
+            shown=command.shown,
             stdin=stdin,
             env=env,
             secrets=secrets,

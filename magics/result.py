@@ -18,6 +18,7 @@ from sandbox_magics.capture import STDERR, STDOUT, Record
 if TYPE_CHECKING:
     from IPython.utils.text import SList
     from sandbox_magics.artifacts import Artifacts
+    from sandbox_magics.consent import Consent
 
 __all__ = ["Reason", "SandboxResult"]
 
@@ -76,6 +77,8 @@ class SandboxResult:
         For people: more about the reason, for example the limit that was hit.
     survivors
         Whether, after it was stopped, something of it may still run.
+    consent
+        Who allowed its network, when, and what exactly; `None` without a network.
     artifacts
         The files that it left in ``/output``.
 
@@ -101,6 +104,7 @@ class SandboxResult:
     cpu_seconds: float | None = None
     detail: str = ""
     survivors: bool = False
+    consent: Consent | None = field(default=None, repr=False)
     artifacts: Artifacts | None = field(default=None, repr=False)
 
     # -- how it ended -------------------------------------------------------------------------

@@ -28,6 +28,8 @@ from sandbox_magics.worker import Job, Worker
 from sandbox_kernel.amounts import memory_text
 
 if TYPE_CHECKING:
+    from sandbox_magics.consent import Consent
+
     from sandbox_kernel.errors import SandboxError
     from sandbox_kernel.process.result import Exit
     from sandbox_kernel.sandbox.facade import Sandbox
@@ -80,6 +82,8 @@ class Request:
         The streams that are shown.
     name
         What it is called.
+    consent
+        The consent to its network, where it has one.
     before, after
         Done in the sandbox before the start and after the end.
     """
@@ -97,6 +101,7 @@ class Request:
     display_limit: int = 1024 * 1024
     show: frozenset[int] = frozenset({STDOUT, STDERR})
     name: str = ""
+    consent: Consent | None = None
     before: Step | None = field(default=None, repr=False)
     after: Step | None = field(default=None, repr=False)
 
@@ -450,6 +455,7 @@ class Run:
             image="" if sandbox is None else sandbox.spec.image,
             image_digest="" if sandbox is None else sandbox.image_id,
             network=self._place.network,
+            consent=self.request.consent,
             **{"returncode": None, **ended},
         )
 

@@ -94,7 +94,8 @@ class Notebook:
         Parameters
         ----------
         answers
-            What somebody who is there types at each question; `None`: nobody is there.
+            What somebody who is there types, at one question after the other, and then nothing;
+            `None`: nobody is there.
         interrupt_at
             Text of the output at which the kernel is interrupted, once.
         seen
@@ -140,7 +141,8 @@ class Notebook:
         with contextlib.suppress(queue.Empty):
             message = self.client.get_stdin_msg(timeout=0.01)
             cell.asked.append(message["content"]["prompt"])
-            self.client.input(answers.pop(0))
+            if answers:
+                self.client.input(answers.pop(0))
 
     def ask(self, expression: str) -> Any:
         """Return the value of an expression; it must have a plain `repr`."""
