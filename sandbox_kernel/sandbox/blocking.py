@@ -170,6 +170,7 @@ class BlockingSandbox(_Twin[Sandbox], SandboxState):
     shell = _hopping(Sandbox.shell)
     start = _opening(Sandbox.start, BlockingProcess)
     kill = _hopping(Sandbox.kill)
+    usage = _hopping(Sandbox.usage)
     wait = _hopping(Sandbox.wait)
     destroy = _hopping(Sandbox.destroy)
     __exit__ = _hopping(Sandbox.__aexit__)

@@ -55,6 +55,7 @@ from sandbox_kernel.sandbox.request import (
     to_bytes,
 )
 from sandbox_kernel.sandbox.spec import Limits, SandboxSpec
+from sandbox_kernel.sandbox.usage import Usage, usage_of
 
 __all__ = ["Sandbox", "SandboxState"]
 
@@ -488,6 +489,21 @@ class Sandbox(SandboxState):
         'processes'
         """
         return await self._hop(self._kill)
+
+    async def usage(self) -> Usage:
+        """Measure what the sandbox uses at this moment.
+
+        Examples
+        --------
+        >>> (await sandbox.usage()).pids > 0
+        True
+        """
+
+        async def measure() -> Usage:
+            self._be_running()
+            return usage_of(await self._live.engine.container_stats(self._live.id))
+
+        return await self._explained_hop(measure)
 
     @property
     def files(self) -> SandboxFiles:
