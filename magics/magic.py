@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -23,6 +24,7 @@ from traitlets import Float, Integer, Unicode
 
 if TYPE_CHECKING:
     from sandbox_magics.result import SandboxResult
+    from sandbox_magics.status import Status
 
 __all__ = ["SandboxMagics"]
 
@@ -340,6 +342,40 @@ class SandboxMagics(Magics):
                 return
         Worker.current().run(self.session.end(), _END_PATIENCE)
         print("the session has ended")
+
+    @magic("line", options.STATUS)
+    def sandbox_status(self, line: str) -> Status | dict[str, Any] | None:
+        """Show engine, session, limits, runs and image; each problem with what to do."""
+        parsed = options.STATUS.parse(line)
+        status = self._status(parsed["verbose"])
+        if parsed["json"]:
+            return status.data
+        if parsed["watch"] is None:
+            return status
+        self._watch_status(status, max(parsed["watch"], 0.5), parsed["verbose"])
+        return None
+
+    def _status(self, detailed: bool) -> Status:
+        from sandbox_magics.status import take
+
+        session = self.__dict__.get("session")
+        return Worker.current().run(
+            take(self._settings({}), session, self.runs, detailed), _END_PATIENCE
+        )
+
+    def _watch_status(self, status: Status, pause: float, detailed: bool) -> None:
+        from IPython.display import display
+
+        shown = display(status, display_id=True)  # type: ignore[no-untyped-call]
+        try:
+            while True:
+                time.sleep(pause)
+                status = self._status(detailed)
+                if shown is not None:
+                    shown.update(status)
+        except KeyboardInterrupt:
+            # That is how watching ends.
+            return
 
     @magic("line", options.LOGS)
     def sandbox_logs(self, line: str) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -98,6 +99,7 @@ class Session:
         self._sandbox: Sandbox | None = None
         self._making = asyncio.Lock()
         self._users = 0
+        self.since = 0.0
         self.seen: dict[str, tuple[int, float]] = {}
         """Files in ``/output`` that were shown already: size and time by path."""
 
@@ -140,6 +142,7 @@ class Session:
                 await self._let_go()
             if self._sandbox is None:
                 self._sandbox = await make(self._asked(), news)
+                self.since = time.monotonic()
             return self._sandbox
 
     async def end(self) -> bool:
