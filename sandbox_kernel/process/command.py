@@ -554,19 +554,9 @@ class Process:
         SandboxError
             It failed, or the command's status did not become known.
         """
-        done = self._ended.is_set() and self._error is None
-        if done and not everything:
+        if self._ended.is_set() and self._error is None and not everything:
             return StopReport("nothing")
-        was_running = self._intake.code is None and not done
-        killed = self._killed
-        self._killed |= was_running
-        try:
-            report = await self._stop("everything" if everything else "command")
-        except BaseException:
-            self._killed = killed
-            raise
-        if report.found == "nothing":
-            self._killed = killed
+        report = await self._stop("everything" if everything else "command")
         await self._settle(report)
         return report
 
@@ -589,17 +579,18 @@ class Process:
     async def _stop(self, mode: Literal["command", "all", "everything"]) -> StopReport:
         """Run one stop, shared by all who ask for it; a cancelled caller does not cut it (W15)."""
         while self._stopping is not None and not self._stopping.done():
-            shared, self_mode = self._stopping, self._stopping.get_name()
-            if self_mode == mode:
-                return await _finish_task(shared)
+            if self._stopping.get_name() == mode:
+                return await _finish_task(self._stopping)
             with contextlib.suppress(SandboxError):
-                await _finish_task(shared)
+                await _finish_task(self._stopping)
         self._stopping = asyncio.create_task(self._do_stop(mode), name=mode)
         return await _finish_task(self._stopping)
 
     async def _do_stop(self, mode: Literal["command", "all", "everything"]) -> StopReport:
-        identity = self.identity
+        identity, killed = self.identity, self._killed
         report = StopReport("nothing")
+        # Set before: the command's end can be heard sooner than the report.
+        self._killed |= self._intake.code is None and not self._ended.is_set()
         try:
             if identity is not None:
                 report = await stop(
@@ -609,19 +600,29 @@ class Process:
                     user=self._user,
                     mode="all" if mode == "all" else "command",
                 )
-            if mode == "everything" and report.found != "gone":
+            if mode == "everything":
                 # The wrapper gets the time to report what it has just lost.
                 await self._patiently(self._ended)
                 self._swept = True
                 report = await sweep(self._engine, self._container_id, user=self._user)
         except (SandboxPausedError, SandboxUnavailableError):
+            self._killed = killed
             raise
         except SandboxError as error:
-            self._swept = True
-            report = await end_anyhow(
-                self._engine, self._container_id, user=self._user, because=error
-            )
+            report = await self._end_anyhow(error)
+        if report.found == "nothing":
+            self._killed = killed
         return report
+
+    async def _end_anyhow(self, because: SandboxError) -> StopReport:
+        before, self._swept = self._swept, True
+        try:
+            return await end_anyhow(
+                self._engine, self._container_id, user=self._user, because=because
+            )
+        except BaseException:
+            self._swept = before
+            raise
 
     async def _patiently(self, event: asyncio.Event) -> None:
         with contextlib.suppress(TimeoutError):

@@ -262,3 +262,11 @@ async def test_kill_everything_ends_every_process_of_the_user(any_sandbox: LiveS
         with pytest.raises(SandboxUnknownOutcomeError):
             await other.wait()
     assert await commands(any_sandbox) == []
+    # Also when the command itself has ended before.
+    text = "(setsid env -i sleep 7373 >/dev/null 2>&1 </dev/null &)"
+    async with await shell(any_sandbox, text) as process:
+        assert (await process.wait()).code == 0
+        assert await commands(any_sandbox) == [b"sleep 7373 "]
+        assert (await process.kill(everything=True)).found == "swept"
+        assert (process.exit.code, process.exit.reason) == (0, "finished")
+    assert await commands(any_sandbox) == []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sandbox_kernel.sandbox.live import LiveSandbox
-from tests.process.test_stop import shell, sleepers, until_up
+from tests.process.conftest import commands, shell, until_up
 
 
 async def test_what_a_command_detached_is_ended_after_it(any_sandbox: LiveSandbox) -> None:
@@ -17,9 +17,9 @@ async def test_what_a_command_detached_is_ended_after_it(any_sandbox: LiveSandbo
         await until_up(process)
         assert (await process.wait()).code == 0
         assert (await process.kill()).found == "nothing"
-        assert len(await sleepers(any_sandbox)) == 2
+        assert len(await commands(any_sandbox)) == 2
         assert (await process.kill_leftovers()).left == ()
-        assert await sleepers(any_sandbox) == [b"sleep 6401 "]
+        assert await commands(any_sandbox) == [b"sleep 6401 "]
         assert (await process.wait()).reason == "finished"
 
 
@@ -29,4 +29,4 @@ async def test_a_command_that_runs_is_ended_with_them(sandbox: LiveSandbox) -> N
         await until_up(process)
         await process.kill_leftovers()
         assert (await process.wait()).reason == "killed"
-        assert await sleepers(sandbox) == []
+        assert await commands(sandbox) == []
