@@ -33,6 +33,16 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["SANDBOX_TEST_RUN"] = uuid.uuid4().hex[:12]
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what is slow unless it is asked for, with ``-m slow`` or by its own name."""
+    asked = config.option.markexpr or any("::" in argument for argument in config.args)
+    slow = [] if asked else [item for item in items if item.get_closest_marker("slow")]
+    if slow:
+        config.hook.pytest_deselected(items=slow)
+        items[:] = [item for item in items if item not in slow]
+
+
 @pytest.fixture(scope="session")
 def engines() -> Engines:
     """The test engine; without one every test that asks for it is an error."""

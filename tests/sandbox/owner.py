@@ -17,17 +17,18 @@ from sandbox_kernel.sandbox.spec import SandboxSpec
 async def main(settings: dict[str, Any]) -> None:
     """Get the sandbox and wait for the end."""
     paths = settings["tls"]
+    owner = settings.get("owner", "tester")
     tls = TlsFiles(**{name: Path(path) for name, path in paths.items()}) if paths else None
     async with Engine(Endpoint(settings["url"], tls, "a test")) as engine:
         if settings["connect"]:
             sandbox = await LiveSandbox.connect(
-                engine, settings["connect"], owner="tester", take_over=settings["take_over"]
+                engine, settings["connect"], owner=owner, take_over=settings["take_over"]
             )
         else:
             sandbox = await LiveSandbox.create(
                 engine,
                 SandboxSpec(**settings["spec"]),
-                owner="tester",
+                owner=owner,
                 extra_labels=settings["marks"],
             )
         if settings["pause"]:
