@@ -134,7 +134,8 @@ class Transfer:
         What was left out and why.
     changed
         Files, by their paths below what was carried, that changed while they were read: each
-        has bytes that it had at some moment, but perhaps not all of one moment.
+        has bytes that it had at some moment, but perhaps not all of one moment. A program that
+        is in the middle of writing a file is not noticed by this, only a write that begins.
     duration
         Seconds that it took.
     """
