@@ -233,6 +233,16 @@ async def test_a_command_that_kills_whatever_comes_to_stop_it_is_ended_all_the_s
         assert b"os.kill(-1" not in (await sh(sandbox, "cat /proc/[0-9]*/cmdline")).stdout
 
 
+async def test_where_no_exec_can_start_the_container_is_killed(sandbox: LiveSandbox) -> None:
+    """W11, RES-02: the last resort, which the report names."""
+    # A user whom the image does not have stands in for a sandbox in which nothing can start.
+    failed = SandboxError("The stop failed")
+    report = await end_anyhow(sandbox.engine, sandbox.id, user="nobody-here", because=failed)
+    assert report == StopReport("container")
+    ended = await asyncio.wait_for(sandbox.ended, PATIENCE)
+    assert ended.kind == "removed"
+
+
 async def test_what_a_stop_cannot_end_is_ended_with_everything_of_the_user(
     sandbox: LiveSandbox,
 ) -> None:
