@@ -124,7 +124,7 @@ class SandboxEngineTimeoutError(SandboxEngineError, TimeoutError):
 
 
 class SandboxDiskFullError(SandboxEngineError):
-    """The engine's disk is full."""
+    """A disk is full: the engine's, the sandbox's or, for files that come out, this machine's."""
 
 
 class SandboxExecTimeoutError(SandboxError, TimeoutError):
