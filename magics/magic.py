@@ -187,7 +187,12 @@ class SandboxMagics(Magics):
 
     def _concluded(self, parsed: Parsed, run: Run) -> SandboxResult:
         """Return the result of a run that was watched, or raise what is to be raised of it."""
-        from sandbox_magics.errors import SandboxRunError, SandboxTimeoutError, presented
+        from sandbox_magics.errors import (
+            SandboxRunError,
+            SandboxTimeoutError,
+            SandboxUnknownOutcome,
+            presented,
+        )
 
         if run.interrupted:
             raise presented(KeyboardInterrupt(_stopped_text(run)))
@@ -195,6 +200,8 @@ class SandboxMagics(Magics):
             raise presented(run.error)
         result = run.result
         assert result is not None
+        if run.lost is not None:
+            raise presented(SandboxUnknownOutcome(result, str(run.lost), run.reattach))
         if result.ok or parsed.get("no_raise_error"):
             return result
         late = result.reason in ("timeout", "idle-timeout")

@@ -187,9 +187,33 @@ class Run:
         return self._error
 
     @property
+    def lost(self) -> Exception | None:
+        """What broke the connection to it, when its outcome is not known for that."""
+        return self._lost
+
+    @property
     def network(self) -> str:
         """The tier of its network."""
         return self._place.network
+
+    def reattach(self, timeout: float = 10.0) -> SandboxResult:
+        """Look again how it ended, after the connection was lost; see `SandboxUnknownOutcome`."""
+        return self._worker.run(self._look_again(timeout), timeout + _AFTER)
+
+    async def _look_again(self, timeout: float) -> SandboxResult:
+        from sandbox_kernel.errors import SandboxUnknownOutcomeError
+
+        process, sandbox = self._process, self._sandbox
+        if self._lost is None or process is None or sandbox is None:
+            assert self._result is not None
+            return self._result
+        ended = await process.reattach(timeout)
+        if ended is None:
+            raise SandboxUnknownOutcomeError(f"{self.id} still runs")
+        self._result = self._make_result(sandbox, self._ending(ended, sandbox))
+        self._lost = None
+        await process.close()
+        return self._result
 
     def wait(self, timeout: float | None = None) -> SandboxResult:
         """Wait for the end.
@@ -351,6 +375,9 @@ class Run:
             self._done.set()
             if self._stopping is not None:
                 await asyncio.wait({self._stopping})
+            if self._result is not None and (self._stop_failure or self._lost is not None):
+                detail = self._result.detail or self._stop_failure
+                self._result = replace(self._result, survivors=True, detail=detail)
             self.ended.set()
             self.news.set()
 
@@ -370,7 +397,7 @@ class Run:
                 self._end_channels()
                 self._over = time.monotonic()
                 self._result = self._make_result(sandbox, ended)
-                if self.request.after is not None and not ended.get("lost"):
+                if self.request.after is not None and self._lost is None:
                     await self._look_after(sandbox)
         except asyncio.CancelledError:
             self._result = self._make_result(self._sandbox, {"reason": "interrupted"})
@@ -388,27 +415,23 @@ class Run:
         from sandbox_kernel.process.result import Chunk, CommandError, CommandTimeoutError
 
         request = self.request
+        feeder: asyncio.Task[None] | None = None
         try:
-            async with sandbox.start(
+            process = self._process = await sandbox.start(
                 request.argv,
                 timeout=self._timeout(sandbox),
                 idle_timeout=request.idle_timeout,
                 env=request.env,
                 cwd=request.cwd,
                 tty=_TERMINAL if request.tty else None,
-            ) as process:
-                self._process = process
-                self.phase("running")
-                feeder = asyncio.create_task(_feed(process, request.stdin))
-                try:
-                    async for item in process.output:
-                        if isinstance(item, Chunk):
-                            self._took(item.stream, item.data)
-                        else:
-                            return self._ending(item, sandbox)
-                finally:
-                    feeder.cancel()
-                    await asyncio.gather(feeder, return_exceptions=True)
+            )
+            self.phase("running")
+            feeder = asyncio.create_task(_feed(process, request.stdin))
+            async for item in process.output:
+                if isinstance(item, Chunk):
+                    self._took(item.stream, item.data)
+                else:
+                    return self._ending(item, sandbox)
         except CommandTimeoutError as error:
             for stream, count in ((STDOUT, error.stdout_bytes), (STDERR, error.stderr_bytes)):
                 self._record.miss(stream, count - self._record.total(stream))
@@ -420,6 +443,13 @@ class Run:
             if error.reason == "engine-lost":
                 self._lost = error
             return {"reason": error.reason, "detail": str(error)}
+        finally:
+            if feeder is not None:
+                feeder.cancel()
+                await asyncio.gather(feeder, return_exceptions=True)
+            # What was lost sight of is not stopped: it can be found again.
+            if self._process is not None and self._lost is None:
+                await self._process.close()
         return {"reason": "unknown"}
 
     def _timeout(self, sandbox: Sandbox) -> float:
@@ -444,7 +474,7 @@ class Run:
     def _make_result(self, sandbox: Sandbox | None, ended: dict[str, Any]) -> SandboxResult:
         if self._stopped is not None:
             # Whatever the program made of its interrupt.
-            ended = {**ended, "reason": self._stopped, "detail": self._stop_failure}
+            ended = {**ended, "reason": self._stopped, "detail": ""}
         return SandboxResult(
             run_id=self.id,
             name=self.name,

@@ -81,8 +81,17 @@ class Fresh:
     @contextlib.asynccontextmanager
     async def use(self, news: News) -> AsyncIterator[Sandbox]:
         """Make the sandbox, and remove it at the end whatever happens."""
-        async with await make(self.asked, news) as sandbox:
+        from sandbox_kernel.errors import SandboxError
+
+        sandbox = await make(self.asked, news)
+        try:
             yield sandbox
+        finally:
+            try:
+                await sandbox.destroy()
+            except SandboxError as error:
+                # What the run gave is worth more than this, which mends itself.
+                news.note(f"[{sandbox.name} will be removed by the engine, not by us: {error}]")
 
 
 class Session:
