@@ -33,6 +33,7 @@ CONTROL_USER: Final = "10002:10002"
 WORKSPACE: Final = "/workspace"
 HOME: Final = "/home/sbx"
 PROJECT: Final = "/project"
+OUTPUT: Final = "/output"
 DATA: Final = "/data"
 TMP: Final = "/tmp"  # noqa: S108 - the sandbox's own
 RUN: Final = "/run"
@@ -85,7 +86,7 @@ _BLANK = re.compile(
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_.()%-]*")
 _PLACE = re.compile(r"(/[A-Za-z0-9_][A-Za-z0-9._-]*)+")
 _SYSTEM = ("bin", "boot", "dev", "etc", "lib", "lib32", "lib64", "libx32", "proc", "sbin", "sys")
-_OURS = (WORKSPACE, HOME, TMP, RUN)
+_OURS = (WORKSPACE, HOME, TMP, RUN, OUTPUT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +188,7 @@ def container_env(image_env: Mapping[str, str]) -> list[str]:
 
 def _is_safe(entry: str) -> bool:
     place = posixpath.normpath(entry)
-    writable = (WORKSPACE, HOME, TMP, "/dev", "/var/tmp", "/proc")  # noqa: S108
+    writable = (WORKSPACE, HOME, TMP, OUTPUT, "/dev", "/var/tmp", "/proc")  # noqa: S108
     return entry.startswith("/") and not any(
         place == root or place.startswith(root + "/") for root in writable
     )
@@ -384,6 +385,8 @@ def tmpfs_mounts(limits: Limits, volumes: tuple[str, ...]) -> dict[str, str]:
     mounts[RUN] = f"{plain},size={RUN_SIZE},nr_inodes=1024,mode=0755"
     # Virtual environments run programs from home.
     mounts[HOME] = f"rw,nosuid,nodev,exec,size={limits.tmpfs},nr_inodes=32768,{own}"
+    if limits.output:
+        mounts[OUTPUT] = f"{plain},size={limits.output},nr_inodes=32768,{own}"
     if limits.project:
         # Filled by the control uid; the code's can only read it.
         theirs = "mode=0755,uid=10002,gid=10002"

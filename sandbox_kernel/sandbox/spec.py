@@ -32,6 +32,9 @@ DEFAULT_SHM: Final = 64 * MIB
 RUN_SIZE: Final = 4 * MIB
 """Of the tmpfs on ``/run``, where only the control uid can write."""
 
+OUTPUT_LEAST: Final = MIB
+"""Of the tmpfs on ``/output``."""
+
 VOLUME_SIZE: Final = 16 * MIB
 """Of the tmpfs that takes the place of each ``VOLUME`` of an image."""
 
@@ -232,6 +235,8 @@ class Limits:
         Bytes of the workspace; 0 for no limit.
     project
         Bytes of the memory-backed ``/project``; 0 where there is none.
+    output
+        Bytes of the memory-backed ``/output``, for artifacts.
     """
 
     nano_cpus: int
@@ -243,6 +248,7 @@ class Limits:
     apparmor: bool
     disk: int = 0
     project: int = 0
+    output: int = 0
 
 
 def resolve_limits(spec: SandboxSpec, info: Mapping[str, Any], volumes: int = 0) -> Limits:
@@ -279,12 +285,15 @@ def resolve_limits(spec: SandboxSpec, info: Mapping[str, Any], volumes: int = 0)
     # every later process killed, those included that could empty it.
     project = 0 if spec.project is None else spec.project_limit
     total = 2 * tmpfs + shm + RUN_SIZE + volumes * VOLUME_SIZE + project
+    # Artifacts get as much as /tmp, or what the others leave of the half.
+    output = max(min(tmpfs, memory // 2 - total), OUTPUT_LEAST)
+    total += output
     if total > memory // 2:
         _refuse(
             "tmpfs_size",
             tmpfs,
-            f"/tmp, /home/sbx, /dev/shm, /run, {volumes} image volumes and {project} bytes for "  # noqa: S108
-            f"/project come to {total} bytes, more than half of mem_limit = {memory}",
+            f"/tmp, /home/sbx, /dev/shm, /run, /output, {volumes} image volumes and {project} "  # noqa: S108
+            f"bytes for /project come to {total} bytes, more than half of mem_limit = {memory}",
             f"Set mem_limit to at least {2 * total}, or lower tmpfs_size, shm_size and "
             "project_limit.",
         )
@@ -297,6 +306,7 @@ def resolve_limits(spec: SandboxSpec, info: Mapping[str, Any], volumes: int = 0)
         runtime=_runtime(spec, info),
         disk=spec.disk_limit or 0,
         project=project,
+        output=output,
         apparmor=any(str(o) == "name=apparmor" for o in info.get("SecurityOptions") or ()),
     )
 

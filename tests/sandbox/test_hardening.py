@@ -120,7 +120,7 @@ async def test_only_the_places_meant_for_it_can_be_written(sandbox: LiveSandbox)
     for place in refused.split():
         done = await sh(sandbox, 'echo x > "$1/x"', place)
         assert done.code != 0, place
-    for place in ("/tmp", "/home/sbx", "/workspace", "/dev/shm"):
+    for place in ("/tmp", "/home/sbx", "/workspace", "/output", "/dev/shm"):
         done = await sh(sandbox, 'echo x > "$1/x" && cat "$1/x"', place)
         assert done.out == "x\n", done
 
@@ -150,13 +150,13 @@ async def test_mounts_are_exactly_those_of_a_sandbox(sandbox: LiveSandbox) -> No
     places -= {"/dev/console", "/sbin/docker-init", "/usr/sbin/docker-init"}
     assert places == {
         *("/", "/proc", "/sys", "/dev", "/dev/pts", "/dev/shm", "/dev/mqueue", "/etc/hostname"),
-        *("/workspace", "/tmp", "/home/sbx", "/run"),
+        *("/workspace", "/tmp", "/home/sbx", "/run", "/output"),
     }
     writable = {p for p, flags in options.items() if "rw" in flags and "ro" not in flags}
-    assert writable & {"/workspace", "/tmp", "/home/sbx", "/run", "/"} == {
-        *("/workspace", "/tmp", "/home/sbx", "/run"),
+    assert writable & {"/workspace", "/tmp", "/home/sbx", "/run", "/output", "/"} == {
+        *("/workspace", "/tmp", "/home/sbx", "/run", "/output"),
     }
-    for place in ("/tmp", "/home/sbx", "/run"):
+    for place in ("/tmp", "/home/sbx", "/run", "/output"):
         assert options[place] >= {"nosuid", "nodev"}, place
         assert any(flag.startswith("size=") for flag in options[place]), place
     assert "docker.sock" not in table
@@ -207,7 +207,7 @@ async def test_limits_are_what_was_asked_for(make_sandbox: MakeSandbox) -> None:
     # Not the soft limit of files: runc before 1.1.13 lets it race with Go's own raising of it.
     limits = (await sh(sandbox, "ulimit -Hn; ulimit -Hc")).out.split()
     assert limits == ["4096", "0"]
-    for place, size in (("/tmp", 16), ("/home/sbx", 16), ("/dev/shm", 8)):
+    for place, size in (("/tmp", 16), ("/home/sbx", 16), ("/output", 16), ("/dev/shm", 8)):
         full = await sh(sandbox, 'head -c 100m /dev/zero > "$1/f"; wc -c < "$1/f"', place)
         assert int(full.out) == size * mib, place
     # All of them full, a program still starts.

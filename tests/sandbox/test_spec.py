@@ -168,7 +168,9 @@ def test_memory_backed_places_never_exceed_half_of_the_memory(
         limits = resolve_limits(spec, INFO, volumes)
     except SandboxSpecRejectedError:
         return
-    assert 2 * limits.tmpfs + limits.shm + RUN_SIZE + volumes * VOLUME_SIZE <= memory // 2
+    places = 2 * limits.tmpfs + limits.shm + limits.output
+    assert places + RUN_SIZE + volumes * VOLUME_SIZE <= memory // 2
+    assert MIB <= limits.output <= max(limits.tmpfs, MIB)
 
 
 def test_a_runtime_that_isolates_as_asked_is_chosen() -> None:
