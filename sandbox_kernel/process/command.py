@@ -461,7 +461,7 @@ class Process:
         )
         if isinstance(self._error, CommandError):
             reason = self._error.reason
-        return Exit(self._code, reason, self._held, shown, evidence.peak_memory)
+        return Exit(self._code, reason, self._held, shown, evidence.peak_memory, evidence.left)
 
     # -- writing ------------------------------------------------------------------------------
 

@@ -63,6 +63,8 @@ class Exit:
     peak_memory
         Most bytes of memory that the whole sandbox, not this command, has used at once since it
         was made; `None` where the kernel does not tell.
+    artifacts
+        Whether something lay in ``/output`` then, from this command or an earlier one.
     """
 
     code: int | None
@@ -70,6 +72,7 @@ class Exit:
     held: bool = False
     evidence: str = field(default="", compare=False)
     peak_memory: int | None = field(default=None, compare=False)
+    artifacts: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,12 +46,19 @@ class Evidence:
         In bytes, of the whole sandbox since it was made.
     full
         A place that had no room left after the command had failed, or "".
+    left
+        Whether something lay in ``/output`` at its end.
     """
 
     oom_kills: int | None = None
     refused_forks: int | None = None
     peak_memory: int | None = None
     full: str = ""
+    left: bool = False
+
+    def with_left(self) -> Evidence:
+        """Return the same, with something in ``/output``."""
+        return replace(self, left=True)
 
     def with_full(self, place: str) -> Evidence:
         """Return the same, with the first of the full places."""

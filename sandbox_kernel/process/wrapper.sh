@@ -22,6 +22,7 @@
 #                           the command's own process has ended; how many processes of the sandbox
 #                           had been killed for lack of memory, and how many forks refused, before
 #                           and after; the peak of the sandbox's memory; each is - when unknown
+#   left                    something lies in /output
 #   full PLACE              the command failed, and this place has no room left
 #
 # Processes: ROOT is the engine's init as child subreaper where the image has it, and this shell
@@ -158,6 +159,11 @@ account() {
     done
     report "exit $1 $killed_before $killed $refused_before $refused $count"
     [ "$mode" = terminal ] || echo "$1" >&7
+    for place in /output/* /output/.[!.]*; do
+        [ -e "$place" ] || [ -L "$place" ] || continue
+        report left
+        break
+    done
     [ "$1" -ne 0 ] || return 0
     for place in "$directory" /tmp "${HOME:-/tmp}" /dev/shm; do
         [ -w "$place" ] || continue
