@@ -10,21 +10,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import logging
 import secrets
 import signal
 from collections.abc import Coroutine, Mapping, Sequence
-from importlib import resources
 from types import TracebackType
 from typing import Any, Final, Literal, NoReturn, Self, TypeVar
 
 from sandbox_kernel.engine.client import Engine, ExecStream
-from sandbox_kernel.engine.faults import without_host_paths
 from sandbox_kernel.errors import (
     SandboxError,
     SandboxGoneError,
-    SandboxImageUnsuitableError,
     SandboxPausedError,
     SandboxSpecRejectedError,
     SandboxUnavailableError,
@@ -54,6 +50,7 @@ from sandbox_kernel.process.stop import (
     sweep,
 )
 from sandbox_kernel.process.verdict import CUT, KILLED, agree, verdict
+from sandbox_kernel.process.wrapper import NoInitError, failure, remember, wrapper_argv
 
 __all__ = ["Process", "start"]
 
@@ -70,11 +67,6 @@ _RECORD_PATIENCE: Final = 1.5
 _FIRST_POLL, _LAST_POLL = 0.02, 0.3
 _END_OF_TERMINAL_INPUT: Final = b"\x04"
 _T = TypeVar("_T")
-
-
-@functools.cache
-def _wrapper() -> str:
-    return resources.files(__package__).joinpath("wrapper.sh").read_text(encoding="utf-8")
 
 
 async def start(
@@ -163,16 +155,21 @@ async def launch(
     nonce, marker = secrets.token_hex(16), secrets.token_hex(8)
     sent = preamble(nonce, marker, argv, env or {}, cwd)
     kind: Kind = "pipes" if tty is None else "terminal"
-    process = Process(engine, container_id, user, kind, nonce, marker, sink, output_limit)
-    try:
-        await process._start(sent, tty)
-    except BaseException as error:
-        await _finish(process._abandon(error))
-        if isinstance(error, TimeoutError) and not isinstance(error, SandboxError):
-            raise process._late_start() from error
-        raise
-    process._watch_time(timeout, idle_timeout)
-    return process
+    while True:
+        process = Process(engine, container_id, user, kind, nonce, marker, sink, output_limit)
+        try:
+            await process._start(sent, tty)
+        except BaseException as error:
+            await _finish(process._abandon(error))
+            if isinstance(error, NoInitError):
+                remember(engine, container_id)
+                continue
+            sink.close()
+            if isinstance(error, TimeoutError) and not isinstance(error, SandboxError):
+                raise process._late_start() from error
+            raise
+        process._watch_time(timeout, idle_timeout)
+        return process
 
 
 class Process:
@@ -246,10 +243,9 @@ class Process:
             self._starting = None
 
     async def _begin(self, sent: bytes, tty: tuple[int, int] | None) -> None:
-        text = _wrapper()
         self._stream = await self._engine.exec(
             self._container_id,
-            ["sh", "-c", text, "wrapper", text, self._kind],
+            wrapper_argv(self._engine, self._container_id, self._kind),
             user=self._user,
             tty=tty is not None,
         )
@@ -306,7 +302,7 @@ class Process:
                 if running:
                     return _lost("The connection to the engine broke")
                 if recorded is not None and not self._intake.ready.done():
-                    return self._not_started(recorded)
+                    return failure(recorded, self._intake.early())
                 if recorded is not None and agree(self._intake.code, recorded):
                     self._code = recorded
                     return None
@@ -384,14 +380,6 @@ class Process:
                 return "running"
             await asyncio.sleep(_LAST_POLL)
 
-    def _not_started(self, code: int) -> SandboxError:
-        said = without_host_paths(self._intake.early())
-        if code in (126, 127) and "executable file not found" in said:
-            return SandboxImageUnsuitableError(
-                "The image has no program sh, without which no command can be run"
-            )
-        return CommandStartError(f"The command could not be started: {said or f'code {code}'}")
-
     def _finish_output(self, trouble: SandboxError | None) -> None:
         """Draw the conclusions from the end of the stream."""
         self._drained.set()
@@ -405,7 +393,9 @@ class Process:
         if not self._ended.is_set():
             self._error = error
             self._ended.set()
-            self._sink.end()
+            if self.identity is not None:
+                # One that did not start has no output, and its sink may get that of another try.
+                self._sink.end()
 
     async def _watch_events(self, watching: asyncio.Future[None]) -> None:
         try:
@@ -787,6 +777,7 @@ class Process:
     async def close(self) -> None:
         """Let go of the stream and the tasks; a command that runs is not stopped by this."""
         await _finish(self._let_go())
+        self._sink.close()
 
     async def _let_go(self) -> None:
         for task in self._tasks:
@@ -795,7 +786,6 @@ class Process:
             await self._stream.close()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._heartbeat.leave(self._lose)
-        self._sink.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -813,6 +803,7 @@ class Process:
         if (unknown or not self._ended.is_set()) and not self._silent:
             await self._stop_noting(error or SandboxError(), "all")
         await self._let_go()
+        self._sink.close()
 
 
 def _check_size(size: tuple[int, int]) -> None:

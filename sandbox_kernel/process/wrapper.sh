@@ -1,8 +1,9 @@
 #!/bin/sh
-# wrapper.sh TEXT MODE [inner] - runs one command and accounts for it (design contract W1-W24).
+# wrapper.sh MODE [TEXT] - runs one command and accounts for it (design contract W1-W24).
 #
-# Run as `sh -c TEXT wrapper TEXT MODE` by the code uid; MODE is "pipes" or "terminal". Nothing
-# about the command stands in this argv, because the engine shows an exec's argv to everybody who
+# Run by the code uid, below the engine's init as `INIT -s -- sh -c TEXT wrapper MODE`, or as
+# `sh -c TEXT wrapper MODE TEXT`, which looks for an init by itself and does without if there is
+# none. MODE is "pipes" or "terminal". Nothing about the command stands in this argv, because the engine shows an exec's argv to everybody who
 # watches its events. stdin brings, each as a count of lines and then the lines: nonce, working
 # directory, number of variables, each NAME=VALUE, number of words, each word of the command. The
 # report "ready" is answered by the line "go" or by the end of input; what follows "go" is the
@@ -37,16 +38,15 @@
 # believe a wrong code or end of this command, and no more: see `verdict.py`.
 # shellcheck disable=SC2015 # A && B || C is meant as it reads
 set -u
-mode=$2
-if [ "${3-}" != inner ]; then
+mode=$1
+root=$PPID
+if [ "$#" -eq 2 ]; then
     for init in /sbin/docker-init /run/podman-init /dev/init; do
         if [ -x "$init" ]; then
-            exec "$init" -s -- sh -c "$1" wrapper "$1" "$mode" inner
+            exec "$init" -s -- sh -c "$2" wrapper "$mode"
         fi
     done
     root=$$
-else
-    root=$PPID
 fi
 
 newline='
@@ -78,6 +78,16 @@ own_stat() {
     session=$4
     shift 19
     started=$1
+}
+# identify FD: what it is, as `ls` shows it, into $file; without `ls` where the kernel tells.
+identify() {
+    count ino: "/proc/self/fdinfo/$1"
+    if [ "$count" != - ] && [ -p "/proc/self/fd/$1" ]; then
+        file="pipe:[$count]"
+    else
+        file=$(exec ls -l "/proc/$self/fd/$1") || give_up "no output"
+        file=${file##* }
+    fi
 }
 # find NAME: the program along $path into $found, without a process of its own.
 find() {
@@ -120,8 +130,8 @@ become() {
     read -r self _ </proc/self/stat
     own_stat "$self" && self_started=$started
     own_stat "$root"
-    links=$(exec ls -l "/proc/$self/fd/1" "/proc/$self/fd/2") || give_up "no pipe"
-    out=${links%%"$newline"*} out=${out##* } err=${links##* }
+    identify 1 && out=$file
+    identify 2 && err=$file
     cd "$directory" 2>/dev/null || give_up "directory"
     case $program in
     */*)
