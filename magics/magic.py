@@ -23,8 +23,10 @@ from sandbox_magics.worker import Worker
 from traitlets import Float, Integer, Unicode
 
 if TYPE_CHECKING:
+    from sandbox_magics.artifacts import Artifacts
     from sandbox_magics.result import SandboxResult
     from sandbox_magics.status import Status
+    from sandbox_magics.transfer import Listing
 
 __all__ = ["SandboxMagics"]
 
@@ -181,7 +183,7 @@ class SandboxMagics(Magics):
             run.begin()
             watch(run, screen)
             if run.result is not None:
-                self._deliver(parsed, run.result)
+                self._deliver(parsed, run, run.result)
                 screen.end(run.result)
         return self._concluded(parsed, run)
 
@@ -203,6 +205,8 @@ class SandboxMagics(Magics):
         if run.lost is not None:
             raise presented(SandboxUnknownOutcome(result, str(run.lost), run.reattach))
         if result.ok or parsed.get("no_raise_error"):
+            if run.afterwards is not None:
+                raise presented(run.afterwards)
             return result
         late = result.reason in ("timeout", "idle-timeout")
         error = SandboxTimeoutError(result) if late else SandboxRunError(result)
@@ -216,12 +220,13 @@ class SandboxMagics(Magics):
                   f"%sandbox_kill {run.id}")  # fmt: skip
         return None
 
-    def _deliver(self, parsed: Parsed, result: SandboxResult) -> None:
+    def _deliver(self, parsed: Parsed, run: Run, result: SandboxResult) -> None:
         names = self.shell.user_ns
         names["_sandbox"] = result
         for flag, value in (("result", result), ("out", result.stdout), ("err", result.stderr)):
             if parsed[flag]:
                 names[parsed[flag]] = value
+        names.update(run.request.pulled())
 
     # -- from flags to requests -----------------------------------------------------------------
 
@@ -272,6 +277,7 @@ class SandboxMagics(Magics):
         return Fresh(asked), replace(request, consent=obtain(self.shell, question))
 
     def _request(self, parsed: Parsed, command: Command, variables: Mapping[str, Any]) -> Request:
+        from sandbox_magics.transfer import pulling, pushing
         from sandbox_magics.variables import environment, looked_up, to_stdin
 
         stdin = command.stdin
@@ -298,6 +304,9 @@ class SandboxMagics(Magics):
             capture_limit=parsed["capture_limit"] or self.capture_limit,
             display_limit=parsed["display_limit"] or self.display_limit,
             show=frozenset(stream for stream, hide in hidden.items() if not hide),
+            before=pushing(parsed["push"], variables),
+            after=pulling(parsed["pull"]),
+            copied=parsed["artifact"],
             name=parsed["name"] or f"[{self.shell.execution_count}]",
         )
 
@@ -415,6 +424,62 @@ class SandboxMagics(Magics):
         if newest is None:
             raise UsageError("there was no run yet")
         return newest
+
+    # -- files ------------------------------------------------------------------------------------
+
+    @magic("line", options.GET)
+    def sandbox_get(self, line: str) -> None:
+        """Get a file or folder out of the notebook's sandbox, into the notebook's folder."""
+        from sandbox_magics.transfer import get
+
+        self._carry(get, options.GET.parse(line))
+
+    @magic("line", options.PUT)
+    def sandbox_put(self, line: str) -> None:
+        """Put a file or folder of this machine into the notebook's sandbox."""
+        from sandbox_magics.transfer import put
+
+        self._carry(put, options.PUT.parse(line))
+
+    def _carry(self, work: Any, parsed: Parsed) -> None:
+        if not 1 <= len(parsed.rest) <= 2:
+            raise UsageError("name what, and where if it shall have another name or place")
+        from sandbox_magics.errors import presented
+
+        try:
+            print(Worker.current().run(work(self.session, parsed.rest, parsed["force"])))
+        except Exception as error:
+            presented(error)
+            raise
+
+    @magic("line", options.LIST)
+    def sandbox_ls(self, line: str) -> Listing:
+        """List a folder of the notebook's sandbox, by default /workspace."""
+        from sandbox_magics.errors import presented
+        from sandbox_magics.transfer import listed
+
+        parsed = options.LIST.parse(line)
+        if len(parsed.rest) > 1:
+            raise UsageError("%sandbox_ls takes one path")
+        path = parsed.rest[0] if parsed.rest else ""
+        try:
+            return Worker.current().run(listed(self.session, path, parsed["recursive"]))
+        except Exception as error:
+            presented(error)
+            raise
+
+    @magic("line", options.ARTIFACTS)
+    def sandbox_artifacts(self, line: str) -> Artifacts:
+        """Return the artifacts of a run, by default of the newest one that left any."""
+        from sandbox_magics.artifacts import Artifacts
+
+        parsed = options.ARTIFACTS.parse(line)
+        if parsed.rest:
+            result = self._one(parsed, "artifacts").result
+        else:
+            ended = (run.result for run in self.runs if run.result is not None)
+            result = next((each for each in ended if each.artifacts), None)
+        return Artifacts() if result is None or result.artifacts is None else result.artifacts
 
     # -- the end ----------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ from typing import Final
 
 from sandbox_magics.flags import Flag, Flags, count, duration, number, one_of, size, variable
 
-__all__ = ["CELL", "KILL", "LOGS", "RUN", "STATUS"]
+__all__ = ["ARTIFACTS", "ATTACH", "CELL", "GET", "KILL", "LIST", "LOGS", "PUT", "RUN", "STATUS"]
 
 _WHERE: Final = (
     Flag(("--network", "-n"), "Ask somebody for the network, for this run only; implies --fresh."),
@@ -26,6 +26,12 @@ _RESULT: Final = (
     Flag(("--no-raise-error",), "Raise no error when the run fails."),
     Flag(("--bg",), "Return at once; see --proc, %sandbox_logs and %sandbox_kill."),
     Flag(("--proc",), "Variable that gets the handle of a run in the background.", "VAR", variable),
+    Flag(
+        ("--artifact", "-a"),
+        "Copy these files of /output into the notebook's folder. May be repeated.",
+        "GLOB",
+        repeat=True,
+    ),
     Flag(("--quiet", "-q"), "Show nothing, but that a run failed."),
     Flag(("--capture-limit",), "Bytes that are kept of each stream (10M).", "SIZE", size),
     Flag(("--display-limit",), "Characters that are shown (1M).", "SIZE", size),
@@ -47,6 +53,18 @@ _PROGRAM: Final = (
     ),
     Flag(("--in",), "Variable that is its input: bytes, text or a data frame.", "VAR", variable),
     Flag(("--in-format",), "Of a data frame: csv or parquet.", "FORMAT", one_of("csv", "parquet")),
+    Flag(
+        ("--push",),
+        "Put a variable into a file before (csv, parquet, npy, json, text, bytes).",
+        "VAR[=PATH]",
+        repeat=True,
+    ),
+    Flag(
+        ("--pull",),
+        "Get a file into a variable afterwards, by its suffix.",
+        "PATH[=VAR]",
+        repeat=True,
+    ),
     Flag(("--cwd", "-C"), "Where it runs (/workspace).", "PATH"),
     Flag(("--tty",), "Give it a terminal: colours and progress bars; stderr joins stdout."),
 )
@@ -119,3 +137,30 @@ LOGS: Final = Flags(
 )
 
 ATTACH: Final = Flags([], usage="%sandbox_attach RUN", rest="RUN", anywhere=True)
+
+_FORCE: Final = Flag(("--force", "-f"), "Replace what is there.")
+
+GET: Final = Flags(
+    [_FORCE],
+    usage="%sandbox_get [-f] PATH [LOCAL]",
+    rest="PATH",
+    anywhere=True,
+    examples=("%sandbox_get model.bin", "%sandbox_get -f /output/plots results/"),
+)
+
+PUT: Final = Flags(
+    [_FORCE],
+    usage="%sandbox_put [-f] LOCAL [PATH]",
+    rest="LOCAL",
+    anywhere=True,
+    examples=("%sandbox_put data.csv", "%sandbox_put data inputs/data"),
+)
+
+LIST: Final = Flags(
+    [Flag(("--recursive", "-R"), "What is in folders too.")],
+    usage="%sandbox_ls [-R] [PATH]",
+    rest="PATH",
+    anywhere=True,
+)
+
+ARTIFACTS: Final = Flags([], usage="%sandbox_artifacts [RUN]", rest="RUN", anywhere=True)

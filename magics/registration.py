@@ -17,6 +17,9 @@ _COMPLETED = {
     "%sandbox_kill": options.KILL,
     "%sandbox_status": options.STATUS,
     "%sandbox_logs": options.LOGS,
+    "%sandbox_get": options.GET,
+    "%sandbox_put": options.PUT,
+    "%sandbox_ls": options.LIST,
 }
 
 

@@ -12,9 +12,10 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from sandbox_magics import view
@@ -29,6 +30,7 @@ from sandbox_kernel.amounts import memory_text
 
 if TYPE_CHECKING:
     from sandbox_magics.consent import Consent
+    from sandbox_magics.transfer import Pulling
 
     from sandbox_kernel.errors import SandboxError
     from sandbox_kernel.process.result import Exit
@@ -86,6 +88,8 @@ class Request:
         The consent to its network, where it has one.
     before, after
         Done in the sandbox before the start and after the end.
+    copied
+        Patterns of artifacts that are copied to this machine.
     """
 
     argv: tuple[str, ...] = field(repr=False)
@@ -103,11 +107,16 @@ class Request:
     name: str = ""
     consent: Consent | None = None
     before: Step | None = field(default=None, repr=False)
-    after: Step | None = field(default=None, repr=False)
+    after: Pulling | None = field(default=None, repr=False)
+    copied: tuple[str, ...] = ()
+
+    def pulled(self) -> dict[str, Any]:
+        """Return the variables that were made of its files."""
+        return {} if self.after is None else self.after.variables()
 
 
-Step = Callable[["Sandbox"], Any]
-"""A coroutine function of the sandbox; what the one after a run gives goes into the result."""
+Step = Callable[["Sandbox"], Awaitable[None]]
+"""A coroutine function of the sandbox."""
 
 
 class Run:
@@ -153,6 +162,7 @@ class Run:
         self._stopped_at = 0.0
         self._stop_failure = ""
         self._lost: SandboxError | None = None
+        self._afterwards: Exception | None = None
         self._hurry = asyncio.Event()
         self._done = asyncio.Event()
         self._job: Job[None] | None = None
@@ -187,6 +197,11 @@ class Run:
         return self._error
 
     @property
+    def afterwards(self) -> Exception | None:
+        """What failed after the program had ended: copying something out."""
+        return self._afterwards
+
+    @property
     def lost(self) -> Exception | None:
         """What broke the connection to it, when its outcome is not known for that."""
         return self._lost
@@ -210,7 +225,9 @@ class Run:
         ended = await process.reattach(timeout)
         if ended is None:
             raise SandboxUnknownOutcomeError(f"{self.id} still runs")
-        self._result = self._make_result(sandbox, self._ending(ended, sandbox))
+        told = self._ending(ended, sandbox)
+        del told["artifacts"]
+        self._result = self._make_result(sandbox, told)
         self._lost = None
         await process.close()
         return self._result
@@ -333,7 +350,7 @@ class Run:
         from sandbox_kernel.errors import SandboxError
 
         process = self._process
-        if process is None:
+        if process is None or self._result is not None:
             # Before the start of the work, that itself looks whether it is still wanted.
             if self._job is not None:
                 self._job.cancel()
@@ -396,19 +413,36 @@ class Run:
                 ended = await self._run(sandbox)
                 self._end_channels()
                 self._over = time.monotonic()
+                left = ended.pop("artifacts", True)
                 self._result = self._make_result(sandbox, ended)
-                if self.request.after is not None and self._lost is None:
-                    await self._look_after(sandbox)
+                if self._lost is None and sandbox.ended is None:
+                    await self._look_after(sandbox, left)
         except asyncio.CancelledError:
-            self._result = self._make_result(self._sandbox, {"reason": "interrupted"})
+            if self._result is None:
+                self._result = self._make_result(self._sandbox, {"reason": "interrupted"})
         except (SandboxError, OSError, ValueError) as error:
             self._error = error
 
-    async def _look_after(self, sandbox: Sandbox) -> None:
-        assert self.request.after is not None
+    async def _look_after(self, sandbox: Sandbox, left: bool) -> None:
+        """Find what it left, and bring out what was asked for; the result is there already."""
+        from sandbox_magics.artifacts import FOLDER, find
+
+        from sandbox_kernel.errors import SandboxError
+
         assert self._result is not None
-        artifacts = await self.request.after(sandbox)
-        self._result = replace(self._result, artifacts=artifacts)
+        try:
+            if left:
+                self.phase("looking for artifacts")
+                artifacts = await find(sandbox, self._place.seen)
+                self._result = replace(self._result, artifacts=artifacts)
+            if self.request.copied:
+                self.phase("copying artifacts")
+                await sandbox.files.collect(self.request.copied, Path.cwd(), folder=FOLDER)
+            if self.request.after is not None:
+                self.phase("copying out of the sandbox")
+                await self.request.after(sandbox)
+        except (SandboxError, OSError, ValueError) as error:
+            self._afterwards = error
 
     async def _run(self, sandbox: Sandbox) -> dict[str, Any]:
         """Run the command to its end, and return how it ended: fields of the result."""
@@ -469,6 +503,7 @@ class Run:
             "detail": limits.get(ended.reason, ended.evidence),
             "peak_memory": ended.peak_memory,
             "survivors": ended.held,
+            "artifacts": ended.artifacts,
         }
 
     def _make_result(self, sandbox: Sandbox | None, ended: dict[str, Any]) -> SandboxResult:

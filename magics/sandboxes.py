@@ -51,6 +51,11 @@ class Place(Protocol):
         """The image, as far as it is known."""
         ...
 
+    @property
+    def seen(self) -> dict[str, tuple[int, float]] | None:
+        """Artifacts that were shown already; `None` where all are of one run."""
+        ...
+
     def use(self, news: News) -> contextlib.AbstractAsyncContextManager[Sandbox]:
         """Give a sandbox for the time of one run."""
         ...
@@ -72,6 +77,11 @@ class Fresh:
     def network(self) -> str:
         """The tier of its network."""
         return str(self.asked["network"])
+
+    @property
+    def seen(self) -> None:
+        """Nothing: all artifacts are of the one run."""
+        return
 
     @property
     def image(self) -> str:
@@ -109,8 +119,8 @@ class Session:
         self._making = asyncio.Lock()
         self._users = 0
         self.since = 0.0
+        # Size and time by path.
         self.seen: dict[str, tuple[int, float]] = {}
-        """Files in ``/output`` that were shown already: size and time by path."""
 
     network = "none"
 

@@ -21,6 +21,7 @@ from sandbox_magics.capture import STDOUT
 from sandbox_magics.outlet import SERVER_PACE, PaceKeeper, Piece
 
 if TYPE_CHECKING:
+    from sandbox_magics.artifacts import Artifacts
     from sandbox_magics.result import SandboxResult
     from sandbox_magics.runs import Run
 
@@ -63,6 +64,7 @@ class Screen:
     """
 
     def __init__(self, rich: bool, quiet: bool = False) -> None:
+        self._quiet = quiet
         self._rich = rich and not quiet
         self._line = f"sandbox-{uuid.uuid4().hex}"
         self._line_text: str | None = None
@@ -92,6 +94,17 @@ class Screen:
             _publish(view.footer_text(result), view.footer_html(result))
         elif not result.ok:
             self.say(view.footer_text(result))
+        if result.artifacts is not None and not self._quiet:
+            self._show_artifacts(result.artifacts)
+
+    def _show_artifacts(self, artifacts: Artifacts) -> None:
+        from IPython.display import display
+
+        for artifact in artifacts.shown:
+            display(artifact)  # type: ignore[no-untyped-call]
+        if artifacts.lines:
+            sys.stdout.write("".join(f"[artifact] {line}\n" for line in artifacts.lines))
+            sys.stdout.flush()
 
     def say(self, text: str) -> None:
         """Show a line of ours, apart from the output."""

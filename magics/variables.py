@@ -6,14 +6,16 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
+from pathlib import PurePosixPath
 from typing import Any, Final
 
 from IPython.core.error import UsageError
 from sandbox_magics.secret import Secret
 
-__all__ = ["environment", "looked_up", "to_stdin"]
+__all__ = ["environment", "from_file", "looked_up", "pairs", "to_file", "to_stdin", "variable_of"]
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+_TEXTS: Final = frozenset({".txt", ".md", ".log", ".tex", ".html", ".svg", ".sh", ".py", ".r"})
 _PLAIN = (str, int, float, bool, Decimal, os.PathLike)
 
 
@@ -100,6 +102,118 @@ def to_stdin(name: str, value: Any, form: str) -> bytes:
         return table
     kind = type(value).__name__
     raise UsageError(f"--in {name}: this is {kind}; bytes, a text or a data frame is needed")
+
+
+def pairs(words: Sequence[str], flag: str) -> list[tuple[str, str]]:
+    """Read words of the form ``A=B``, of which the second part may be left out.
+
+    Raises
+    ------
+    UsageError
+        There is no first part.
+    """
+    found = []
+    for word in words:
+        first, _, second = word.partition("=")
+        if not first:
+            raise UsageError(f"{flag}: write what before the =")
+        found.append((first, second))
+    return found
+
+
+def to_file(name: str, value: Any, path: str) -> tuple[str, bytes]:
+    """Return a variable as a file: the path, made up where it is empty, and the bytes.
+
+    What it becomes is decided by the suffix: ``.csv`` and ``.parquet`` (data frames), ``.npy``
+    (arrays), ``.json``, and for bytes and texts anything. Nothing is ever pickled.
+
+    Raises
+    ------
+    UsageError
+        The variable cannot become such a file.
+    """
+    import io
+    import json
+
+    suffix = PurePosixPath(path or name + _suffix(value)).suffix.lower()
+    path = path or name + _suffix(value)
+    data: bytes | None = None
+    if isinstance(value, Secret):
+        raise UsageError(f"--push {name}: hand a Secret over with -e {name}")
+    if isinstance(value, bytes | bytearray | memoryview):
+        data = bytes(value)
+    elif isinstance(value, str):
+        data = value.encode("utf-8", "surrogateescape")
+    elif suffix in (".csv", ".parquet"):
+        data = table_bytes(value, suffix[1:])
+    elif suffix == ".npy" and hasattr(value, "__array__"):
+        import numpy as np  # type: ignore[import-not-found, unused-ignore]
+
+        sink = io.BytesIO()
+        try:
+            np.save(sink, np.asarray(value), allow_pickle=False)
+        except ValueError as error:
+            raise UsageError(f"--push {name}: {error}") from None
+        data = sink.getvalue()
+    elif suffix == ".json":
+        try:
+            data = json.dumps(value).encode()
+        except (TypeError, ValueError, RecursionError) as error:
+            raise UsageError(f"--push {name}: this cannot be JSON ({error})") from None
+    if data is None:
+        kind = type(value).__name__
+        raise UsageError(
+            f"--push {name}: {kind} cannot become {path!r}. Bytes and texts become any file, data "
+            "frames .csv and .parquet, arrays .npy, and plain data .json"
+        )
+    return path, data
+
+
+def from_file(path: str, data: bytes) -> Any:
+    """Return what a file of a sandbox holds, as the suffix of its path says; never a pickle.
+
+    Raises
+    ------
+    UsageError
+        The file is not what its suffix says.
+    """
+    import io
+    import json
+
+    suffix = PurePosixPath(path).suffix.lower()
+    try:
+        if suffix in (".csv", ".parquet"):
+            import pandas as pd  # type: ignore[import-untyped, import-not-found, unused-ignore]
+
+            return getattr(pd, f"read_{suffix[1:]}")(io.BytesIO(data))
+        if suffix == ".npy":
+            import numpy as np  # type: ignore[import-not-found, unused-ignore]
+
+            return np.load(io.BytesIO(data), allow_pickle=False)
+        if suffix == ".json":
+            return json.loads(data)
+    except ImportError as error:
+        raise UsageError(f"--pull {path}: {error}. Here it is bytes only: rename it") from None
+    except Exception as error:
+        # Whatever a reader makes of bytes that nobody vouches for.
+        raise UsageError(f"--pull {path}: it cannot be read ({type(error).__name__})") from None
+    return data.decode("utf-8", "replace") if suffix in _TEXTS else data
+
+
+def _suffix(value: Any) -> str:
+    if isinstance(value, str):
+        return ".txt"
+    if isinstance(value, bytes | bytearray | memoryview):
+        return ".bin"
+    if hasattr(value, "to_csv") or hasattr(value, "write_csv"):
+        return ".csv"
+    return ".npy" if hasattr(value, "__array__") else ".json"
+
+
+def variable_of(path: str) -> str:
+    """Return the name of a variable for a file."""
+    name = re.sub(r"\W", "_", PurePosixPath(path).stem)
+    return f"_{name}" if not name or name[0].isdigit() else name
 
 
 def table_bytes(value: Any, form: str) -> bytes | None:
