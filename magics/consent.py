@@ -72,6 +72,8 @@ class Question:
     fixed
         Whether the source tells all of the command. With values of variables in it, it does not,
         and nobody can have consented to it beforehand.
+    network
+        What it would reach, in words.
     """
 
     source: str = field(repr=False)
@@ -79,6 +81,7 @@ class Question:
     image: str
     timeout: float
     fixed: bool = True
+    network: str = "egress: what the firewall of the engine's machine lets out"
 
     @property
     def digest(self) -> str:
@@ -94,7 +97,7 @@ class Question:
             "This run asks for the network.\n"
             f"  runs     {view.one_line(self.command, _EXCERPT)}{more}\n"
             f"  image    {view.one_line(self.image)}\n"
-            "  network  egress: what the firewall of the engine's machine lets out\n"
+            f"  network  {self.network}\n"
             f"  for      at most {view.seconds(self.timeout)}, this once\n"
             f"Type {_YES} to allow it, anything else to refuse: "
         )

@@ -16,17 +16,16 @@ from sandbox_magics.capture import STDERR, STDOUT
 from sandbox_magics.declaration import magic
 from sandbox_magics.expansion import expand
 from sandbox_magics.flags import Parsed, parse_words
-from sandbox_magics.runs import Request, Run, Runs
+from sandbox_magics.request import Request
+from sandbox_magics.runs import Run, Runs
 from sandbox_magics.sandboxes import Fresh, Place, Session
 from sandbox_magics.screen import Screen, can_be_asked, is_notebook, server_pace, stop_button, watch
 from sandbox_magics.worker import Worker
 from traitlets import Float, Integer, Unicode
 
 if TYPE_CHECKING:
-    from sandbox_magics.artifacts import Artifacts
     from sandbox_magics.result import SandboxResult
     from sandbox_magics.status import Status
-    from sandbox_magics.transfer import Listing
 
 __all__ = ["SandboxMagics"]
 
@@ -397,7 +396,7 @@ class SandboxMagics(Magics):
     def sandbox_logs(self, line: str) -> None:
         """Show the last lines of a run, by default the newest one."""
         parsed = options.LOGS.parse(line)
-        run = self._one(parsed, "logs")
+        run = self.one(parsed, "logs")
         lines = 10 if parsed["lines"] is None else parsed["lines"]
         from sandbox_magics.text import clean
 
@@ -407,7 +406,7 @@ class SandboxMagics(Magics):
     def sandbox_attach(self, line: str) -> None:
         """Show a run in the background as if the cell had started it: until its end, or Stop."""
         parsed = options.ATTACH.parse(line)
-        run = self._one(parsed, "attach")
+        run = self.one(parsed, "attach")
         screen = Screen(is_notebook(self.shell))
         with stop_button(run):
             watch(run, screen)
@@ -415,7 +414,8 @@ class SandboxMagics(Magics):
                 screen.end(run.result)
         self._concluded(parsed, run)
 
-    def _one(self, parsed: Parsed, what: str) -> Run:
+    def one(self, parsed: Parsed, what: str) -> Run:
+        """Return the run that a magic names, by default the newest one."""
         if len(parsed.rest) > 1:
             raise UsageError(f"%sandbox_{what} takes one run")
         if parsed.rest:
@@ -424,62 +424,6 @@ class SandboxMagics(Magics):
         if newest is None:
             raise UsageError("there was no run yet")
         return newest
-
-    # -- files ------------------------------------------------------------------------------------
-
-    @magic("line", options.GET)
-    def sandbox_get(self, line: str) -> None:
-        """Get a file or folder out of the notebook's sandbox, into the notebook's folder."""
-        from sandbox_magics.transfer import get
-
-        self._carry(get, options.GET.parse(line))
-
-    @magic("line", options.PUT)
-    def sandbox_put(self, line: str) -> None:
-        """Put a file or folder of this machine into the notebook's sandbox."""
-        from sandbox_magics.transfer import put
-
-        self._carry(put, options.PUT.parse(line))
-
-    def _carry(self, work: Any, parsed: Parsed) -> None:
-        if not 1 <= len(parsed.rest) <= 2:
-            raise UsageError("name what, and where if it shall have another name or place")
-        from sandbox_magics.errors import presented
-
-        try:
-            print(Worker.current().run(work(self.session, parsed.rest, parsed["force"])))
-        except Exception as error:
-            presented(error)
-            raise
-
-    @magic("line", options.LIST)
-    def sandbox_ls(self, line: str) -> Listing:
-        """List a folder of the notebook's sandbox, by default /workspace."""
-        from sandbox_magics.errors import presented
-        from sandbox_magics.transfer import listed
-
-        parsed = options.LIST.parse(line)
-        if len(parsed.rest) > 1:
-            raise UsageError("%sandbox_ls takes one path")
-        path = parsed.rest[0] if parsed.rest else ""
-        try:
-            return Worker.current().run(listed(self.session, path, parsed["recursive"]))
-        except Exception as error:
-            presented(error)
-            raise
-
-    @magic("line", options.ARTIFACTS)
-    def sandbox_artifacts(self, line: str) -> Artifacts:
-        """Return the artifacts of a run, by default of the newest one that left any."""
-        from sandbox_magics.artifacts import Artifacts
-
-        parsed = options.ARTIFACTS.parse(line)
-        if parsed.rest:
-            result = self._one(parsed, "artifacts").result
-        else:
-            ended = (run.result for run in self.runs if run.result is not None)
-            result = next((each for each in ended if each.artifacts), None)
-        return Artifacts() if result is None or result.artifacts is None else result.artifacts
 
     # -- the end ----------------------------------------------------------------------------------
 

@@ -6,7 +6,20 @@ from typing import Final
 
 from sandbox_magics.flags import Flag, Flags, count, duration, number, one_of, size, variable
 
-__all__ = ["ARTIFACTS", "ATTACH", "CELL", "GET", "KILL", "LIST", "LOGS", "PUT", "RUN", "STATUS"]
+__all__ = [
+    "ARTIFACTS",
+    "ATTACH",
+    "BUILD",
+    "CELL",
+    "DOCTOR",
+    "GET",
+    "KILL",
+    "LIST",
+    "LOGS",
+    "PUT",
+    "RUN",
+    "STATUS",
+]
 
 _WHERE: Final = (
     Flag(("--network", "-n"), "Ask somebody for the network, for this run only; implies --fresh."),
@@ -162,5 +175,30 @@ LIST: Final = Flags(
     rest="PATH",
     anywhere=True,
 )
+
+BUILD: Final = Flags(
+    [
+        Flag(("--tag", "-t"), "Name of the image.", "TAG"),
+        Flag(("--file",), "The Dockerfile, within the folder (Dockerfile).", "DOCKERFILE"),
+        Flag(("--base-image",), "For the image of sandbox-kernel: what to start from.", "REF"),
+        Flag(("--pip",), "For it: a Python package in addition.", "PACKAGE", repeat=True),
+        Flag(("--apt",), "For it: a Debian package in addition.", "PACKAGE", repeat=True),
+        Flag(("--pull",), "Look for a newer base image."),
+        Flag(("--no-cache",), "Run every step again."),
+        Flag(("--network",), "Ask somebody for the network for the Dockerfile's commands."),
+        Flag(("--quiet", "-q"), "Show only what came out."),
+    ],
+    usage="%sandbox_build [FLAGS] [DIR]",
+    rest="DIR",
+    anywhere=True,
+    examples=(
+        "%sandbox_build                       the image of sandbox-kernel",
+        "%sandbox_build --pip polars          with a package more",
+        "%sandbox_build -t mine:1 folder      from folder/Dockerfile",
+        "%%sandbox_build -t mine:1            the cell is the Dockerfile",
+    ),
+)
+
+DOCTOR: Final = Flags([], usage="%sandbox_doctor")
 
 ARTIFACTS: Final = Flags([], usage="%sandbox_artifacts [RUN]", rest="RUN", anywhere=True)

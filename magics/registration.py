@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from sandbox_magics import options
+from sandbox_magics.file_magics import FileMagics
 from sandbox_magics.flags import Flags
+from sandbox_magics.image_magics import ImageMagics
 from sandbox_magics.magic import SandboxMagics
 
 __all__ = ["register", "unregister"]
@@ -17,6 +19,8 @@ _COMPLETED = {
     "%sandbox_kill": options.KILL,
     "%sandbox_status": options.STATUS,
     "%sandbox_logs": options.LOGS,
+    "%sandbox_build": options.BUILD,
+    "%%sandbox_build": options.BUILD,
     "%sandbox_get": options.GET,
     "%sandbox_put": options.PUT,
     "%sandbox_ls": options.LIST,
@@ -27,7 +31,8 @@ def register(shell: Any) -> None:
     """Register the magics with a shell; again, it changes nothing."""
     if _registered(shell) is not None:
         return
-    shell.register_magics(SandboxMagics(shell))
+    main = SandboxMagics(shell)
+    shell.register_magics(main, FileMagics(shell, main), ImageMagics(shell))
     for name, flags in _COMPLETED.items():
         shell.set_hook("complete_command", _completer(flags), str_key=name)
 
@@ -39,11 +44,12 @@ def unregister(shell: Any) -> None:
         return
     magics.close()
     manager = shell.magics_manager
-    for kind, names in magics.magics.items():
-        for name in names:
-            manager.magics[kind].pop(name, None)
-    manager.registry.pop("SandboxMagics", None)
-    shell.configurables.remove(magics)
+    for name in ("SandboxMagics", "FileMagics", "ImageMagics"):
+        registered = manager.registry.pop(name)
+        for kind, methods in registered.magics.items():
+            for method in methods:
+                manager.magics[kind].pop(method, None)
+        shell.configurables.remove(registered)
 
 
 def _registered(shell: Any) -> SandboxMagics | None:

@@ -12,8 +12,8 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 from sandbox_magics import view
 from sandbox_magics.capture import STDERR, STDOUT, Record
 from sandbox_magics.outlet import Outlet, PaceKeeper, Piece
+from sandbox_magics.request import Request
 from sandbox_magics.result import Reason, SandboxResult
 from sandbox_magics.sandboxes import Place
 from sandbox_magics.text import Cleaner, Decoder, Masker
@@ -29,15 +30,12 @@ from sandbox_magics.worker import Job, Worker
 from sandbox_kernel.amounts import memory_text
 
 if TYPE_CHECKING:
-    from sandbox_magics.consent import Consent
-    from sandbox_magics.transfer import Pulling
-
     from sandbox_kernel.errors import SandboxError
     from sandbox_kernel.process.result import Exit
     from sandbox_kernel.sandbox.facade import Sandbox
     from sandbox_kernel.sandbox.program import SandboxProcess
 
-__all__ = ["GRACE", "Request", "Run", "Runs"]
+__all__ = ["GRACE", "Run", "Runs"]
 
 log = logging.getLogger(__name__)
 
@@ -50,73 +48,6 @@ KEPT_RUNS: Final = 20
 _TERMINAL: Final = (24, 80)
 _FEED: Final = 1 << 20
 _AFTER: Final = 20.0
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What is to be run, and how.
-
-    Parameters
-    ----------
-    argv
-        The program and its arguments.
-    shown
-        What people are told that runs.
-    stdin
-        Its whole input.
-    env
-        Variables; their values are secrets.
-    secrets
-        Values that must not show in its output.
-    cwd
-        The working directory; empty for ``/workspace``.
-    timeout
-        Seconds that it may take; `None` as configured, 0 as long as is allowed.
-    idle_timeout
-        Seconds that it may go without output; `None` for any.
-    tty
-        Whether it gets a terminal.
-    capture_limit
-        Bytes that are kept of each stream.
-    display_limit
-        Characters that are shown of both together.
-    show
-        The streams that are shown.
-    name
-        What it is called.
-    consent
-        The consent to its network, where it has one.
-    before, after
-        Done in the sandbox before the start and after the end.
-    copied
-        Patterns of artifacts that are copied to this machine.
-    """
-
-    argv: tuple[str, ...] = field(repr=False)
-    shown: tuple[str, ...] = field(repr=False)
-    timeout: float | None = None
-    stdin: bytes = field(default=b"", repr=False)
-    env: Mapping[str, str] = field(default_factory=dict, repr=False)
-    secrets: tuple[str, ...] = field(default=(), repr=False)
-    cwd: str = ""
-    idle_timeout: float | None = None
-    tty: bool = False
-    capture_limit: int = 10 * 1024 * 1024
-    display_limit: int = 1024 * 1024
-    show: frozenset[int] = frozenset({STDOUT, STDERR})
-    name: str = ""
-    consent: Consent | None = None
-    before: Step | None = field(default=None, repr=False)
-    after: Pulling | None = field(default=None, repr=False)
-    copied: tuple[str, ...] = ()
-
-    def pulled(self) -> dict[str, Any]:
-        """Return the variables that were made of its files."""
-        return {} if self.after is None else self.after.variables()
-
-
-Step = Callable[["Sandbox"], Awaitable[None]]
-"""A coroutine function of the sandbox."""
 
 
 class Run:

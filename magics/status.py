@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from sandbox_kernel.sandbox.outlook import Outlook
     from sandbox_kernel.sandbox.usage import Usage
 
-__all__ = ["Status", "take"]
+__all__ = ["Status", "diagnosis", "take"]
 
 PATIENCE: Final = 5.0
 _SHOWN: Final = 5
@@ -134,6 +135,21 @@ async def take(
         *_image_rows(outlook),
     ]
     return Status(tuple(rows), _data(outlook, trouble, session, usage, runs))
+
+
+def diagnosis(checks: Sequence[Mapping[str, str]]) -> Status:
+    """Return the picture of what ``jupyter sandbox status`` has found."""
+    levels = {"ok": "ok", "note": "off", "warning": "busy", "problem": "problem"}
+    rows = tuple(
+        Row(
+            check["name"],
+            levels.get(check["level"], "problem"),
+            view.one_line(check["text"], 400),
+            view.one_line(check["remedy"], 400),
+        )
+        for check in checks
+    )
+    return Status(rows, {"checks": [dict(check) for check in checks]})
 
 
 async def _usage(session: Session | None) -> Usage | None:
