@@ -292,6 +292,42 @@ async def test_creators_and_removers_at_the_same_time_end_in_one_state(
     await asyncio.to_thread(wait_until, lambda: containers_of(engines, workspace) == [], 15)
 
 
+@pytest.mark.parametrize("share", range(8))
+async def test_a_creation_that_is_cancelled_at_any_time_leaves_no_container(
+    make: MakeSandbox,
+    engine: Engine,
+    engines: Engines,
+    workspace: str,
+    busybox_image: str,
+    run_labels: dict[str, str],
+    share: int,
+) -> None:
+    """K8, CLI-04: neither its own nor, when it is one of several, that of another one."""
+    settings: dict[str, Any] = {"durability": "persistent", "workspace": workspace, "lease_ttl": 3}
+    spec = SandboxSpec(image=busybox_image, **settings)
+    task = asyncio.ensure_future(
+        LiveSandbox.create(engine, spec, owner=OWNER, extra_labels=marks(run_labels))
+    )
+    await asyncio.sleep(0.05 * share)
+    task.cancel()
+    done, _ = await asyncio.wait({task}, timeout=30)
+    assert done
+    if not task.cancelled():
+        await task.result().close()
+    assert containers_of(engines, workspace) == []
+    other = await make()
+    task = asyncio.ensure_future(
+        LiveSandbox.create(engine, spec, owner=OWNER, extra_labels=marks(run_labels))
+    )
+    await asyncio.sleep(0.005 * share)
+    task.cancel()
+    await asyncio.wait({task}, timeout=30)
+    if not task.cancelled():
+        await task.result().close()
+    assert containers_of(engines, workspace) == [other.id]
+    assert (await sh(other, "echo alive")).out == "alive\n"
+
+
 # -- found again --------------------------------------------------------------------------------
 
 
