@@ -173,6 +173,7 @@ class BlockingSandbox(_Twin[Sandbox], SandboxState):
     usage = _hopping(Sandbox.usage)
     wait = _hopping(Sandbox.wait)
     destroy = _hopping(Sandbox.destroy)
+    close = _hopping(Sandbox.close)
     __exit__ = _hopping(Sandbox.__aexit__)
 
 

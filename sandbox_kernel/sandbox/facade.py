@@ -138,10 +138,11 @@ class Sandbox(SandboxState):
         self._timeouts = timeouts
         self._pid = os.getpid()
         self._processes: set[Process] = set()
-        self._end = functools.partial(_end, live, self._processes, withdraw)
+        self._end = functools.partial(_end, live.destroy, self._processes, withdraw)
+        self._leave = functools.partial(_end, live.close, self._processes, withdraw)
         # A notebook's cell that is run again drops the sandbox of the first time.
         self._dropped = weakref.finalize(
-            self, _dropped, asyncio.get_running_loop(), self._pid, live, self._end
+            self, _dropped, asyncio.get_running_loop(), self._pid, live, self._leave
         )
         self._dropped.atexit = False
 
@@ -159,7 +160,7 @@ class Sandbox(SandboxState):
     ) -> Opening[Sandbox]:
         """Make a sandbox.
 
-        ``async with Sandbox.create(…) as sandbox`` destroys it at the end of the block;
+        ``async with Sandbox.create(…) as sandbox`` closes it at the end of the block;
         ``sandbox = await Sandbox.create(…)`` leaves that to the caller. One that nobody destroyed
         ends when the last reference to it goes, or with this process, however that ends.
 
@@ -265,6 +266,8 @@ class Sandbox(SandboxState):
     async def destroy(self) -> None:
         """End the sandbox with all that runs in it, and remove everything of it. Idempotent.
 
+        A persistent workspace stays, but its sandbox ends for everybody who holds it.
+
         Raises
         ------
         SandboxError
@@ -279,6 +282,25 @@ class Sandbox(SandboxState):
         """
         self._dropped.detach()
         await self._hop(self._end)
+
+    async def close(self) -> None:
+        """Let go of the sandbox, as the end of a block does. Idempotent.
+
+        It ends with that, unless others hold the sandbox of the same persistent workspace.
+
+        Raises
+        ------
+        SandboxError
+            As for `destroy`.
+
+        Examples
+        --------
+        >>> await sandbox.close()
+        >>> sandbox.ended is None
+        False
+        """
+        self._dropped.detach()
+        await self._hop(self._leave)
 
     async def wait(self) -> EndReason:
         """Wait until the sandbox has ended, for whatever reason.
@@ -305,7 +327,7 @@ class Sandbox(SandboxState):
         trace: TracebackType | None,
     ) -> None:
         try:
-            await self.destroy()
+            await self.close()
         except SandboxError as trouble:
             if error is None:
                 raise
@@ -644,15 +666,19 @@ async def _open(
         engine = place if isinstance(place, Engine) else await thread.engine(place)
         await ensure_image(engine, order.spec.image, order.pull_policy, progress)
         live = await LiveSandbox.create(engine, order.spec, owner=owner, quota=order.quota)
-        return cls(live, home, order.timeouts, home.at_exit(live.destroy))
+        return cls(live, home, order.timeouts, home.at_exit(live.close))
 
-    return await home.call(make, discard=cls.destroy)
+    return await home.call(make, discard=cls.close)
 
 
-async def _end(live: LiveSandbox, processes: set[Process], withdraw: Callable[[], None]) -> None:
-    """Destroy a sandbox and let go of what ran in it; runs in the engine's loop."""
+async def _end(
+    end: Callable[[], Coroutine[Any, Any, None]],
+    processes: set[Process],
+    withdraw: Callable[[], None],
+) -> None:
+    """End a sandbox, or let go of it, and of what ran in it; runs in the engine's loop."""
     try:
-        await live.destroy()
+        await end()
     finally:
         withdraw()
         await asyncio.gather(*(_settle(process) for process in tuple(processes)))
