@@ -86,6 +86,13 @@ class SandboxMagics(Magics):
     idle_timeout = Float(
         None, allow_none=True, help="Seconds that a run may go without output."
     ).tag(config=True)
+    workspace = Unicode(
+        None,
+        allow_none=True,
+        help="""Key of a workspace that outlives the session: any text, for example the name of a
+        project. Notebooks of one person with the same key share it, and one sandbox as long as
+        they run at the same time. Without one, files go with the session.""",
+    ).tag(config=True)
     capture_limit = Integer(
         10 * 1024 * 1024, help="Bytes that are kept of each stream of a run."
     ).tag(config=True)
@@ -104,7 +111,7 @@ class SandboxMagics(Magics):
     @cached_property
     def session(self) -> Session:
         """The sandbox that the cells of this process share; there is none before its first use."""
-        return Session(lambda: self._settings({}))
+        return Session(self._session_settings)
 
     # -- runs -----------------------------------------------------------------------------------
 
@@ -244,6 +251,10 @@ class SandboxMagics(Magics):
         }
         return {name: value for name, value in chosen.items() if value is not None}
 
+    def _session_settings(self) -> dict[str, Any]:
+        lasting = {"durability": "persistent", "workspace": self.workspace}
+        return {**self._settings({}), **(lasting if self.workspace else {})}
+
     def _place(self, parsed: Parsed, fresh: bool) -> Place:
         for name in ("fresh", "network"):
             if parsed[name] and parsed["session"]:
@@ -351,7 +362,8 @@ class SandboxMagics(Magics):
                 raise UsageError(
                     "--session destroys the sandbox with its files; to be sure, add -y"
                 )
-            question = "Destroy the notebook's sandbox, with its files? [y/N] "
+            files = ", with its files" if not self.workspace else ""
+            question = f"Destroy the notebook's sandbox{files}? [y/N] "
             if input(question).strip().lower() not in ("y", "yes"):
                 print("nothing was done")
                 return
@@ -375,7 +387,7 @@ class SandboxMagics(Magics):
 
         session = self.__dict__.get("session")
         return Worker.current().run(
-            take(self._settings({}), session, self.runs, detailed), _END_PATIENCE
+            take(self._session_settings(), session, self.runs, detailed), _END_PATIENCE
         )
 
     def _watch_status(self, status: Status, pause: float, detailed: bool) -> None:
@@ -432,7 +444,7 @@ class SandboxMagics(Magics):
         for run in self.runs.running:
             run.stop("killed", grace=0)
         if "session" in self.__dict__:
-            Worker.current().run(self.session.end(), _END_PATIENCE)
+            Worker.current().run(self.session.close(), _END_PATIENCE)
 
 
 def _shell_text() -> str:

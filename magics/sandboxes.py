@@ -117,6 +117,7 @@ class Session:
         self._asked = asked
         self._sandbox: Sandbox | None = None
         self._making = asyncio.Lock()
+        self._made_with: Mapping[str, Any] = {}
         self._users = 0
         self.since = 0.0
         # Size and time by path.
@@ -153,29 +154,44 @@ class Session:
     async def get(self, news: News) -> Sandbox:
         """Return the sandbox, a new one when there is none or the last one has ended."""
         async with self._making:
+            asked = dict(self._asked())
             last = self._sandbox
             if last is not None and (ended := last.ended) is not None:
                 news.note(
                     f"[this is a new session, without the files of the last one: {ended.text}]"
                 )
-                await self._let_go()
+                self._forget()
+                await last.close()
             if self._sandbox is None:
-                self._sandbox = await make(self._asked(), news)
+                self._sandbox = await make(asked, news)
+                self._made_with = asked
                 self.since = time.monotonic()
+            elif asked != self._made_with:
+                news.note(
+                    "[what is configured has changed; it holds for the next session: "
+                    "%sandbox_kill --session]"
+                )
+                self._made_with = asked
             return self._sandbox
 
-    async def end(self) -> bool:
-        """End the sandbox and all that runs in it; say whether there was one."""
+    async def end(self) -> None:
+        """End the sandbox and all that runs in it, for everybody who shares its workspace."""
         async with self._making:
-            there = self.sandbox is not None
-            await self._let_go()
-            return there
+            sandbox = self._forget()
+            if sandbox is not None:
+                await sandbox.destroy()
 
-    async def _let_go(self) -> None:
+    async def close(self) -> None:
+        """Let go of the sandbox; it goes on only for others who share its workspace."""
+        async with self._making:
+            sandbox = self._forget()
+            if sandbox is not None:
+                await sandbox.close()
+
+    def _forget(self) -> Sandbox | None:
         sandbox, self._sandbox = self._sandbox, None
         self.seen.clear()
-        if sandbox is not None:
-            await sandbox.destroy()
+        return sandbox
 
 
 async def make(asked: Mapping[str, Any], news: News) -> Sandbox:
