@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, Literal, TypeVar
 
@@ -39,8 +40,27 @@ def magic(
     """
 
     def declare(function: F) -> F:
-        declared: F = _KINDS[kind](flags.published(function))
+        @functools.wraps(function)
+        def presenting(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return function(*args, **kwargs)
+            except Exception as error:
+                raise _presented(error)  # noqa: B904 - it is the very same
+
+        declared: F = _KINDS[kind](flags.published(presenting))
         declared = no_var_expand(declared)
         return needs_local_scope(declared) if scope else declared
 
     return declare
+
+
+def _presented(error: Exception) -> Exception:
+    """Have an error of ours, or of a name that is missing, shown by its words."""
+    # Not at the top: loading the extension must stay cheap.
+    from sandbox_magics.errors import presented
+
+    from sandbox_kernel.errors import SandboxError
+
+    if isinstance(error, SandboxError | NameError):
+        presented(error)
+    return error

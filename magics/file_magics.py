@@ -52,29 +52,18 @@ class FileMagics(Magics):
     def _carry(self, work: Any, parsed: Parsed) -> None:
         if not 1 <= len(parsed.rest) <= 2:
             raise UsageError("name what, and where if it shall have another name or place")
-        from sandbox_magics.errors import presented
-
-        try:
-            print(Worker.current().run(work(self._main.session, parsed.rest, parsed["force"])))
-        except Exception as error:
-            presented(error)
-            raise
+        print(Worker.current().run(work(self._main.session, parsed.rest, parsed["force"])))
 
     @magic("line", options.LIST)
     def sandbox_ls(self, line: str) -> Listing:
         """List a folder of the notebook's sandbox, by default /workspace."""
-        from sandbox_magics.errors import presented
         from sandbox_magics.transfer import listed
 
         parsed = options.LIST.parse(line)
         if len(parsed.rest) > 1:
             raise UsageError("%sandbox_ls takes one path")
         path = parsed.rest[0] if parsed.rest else ""
-        try:
-            return Worker.current().run(listed(self._main.session, path, parsed["recursive"]))
-        except Exception as error:
-            presented(error)
-            raise
+        return Worker.current().run(listed(self._main.session, path, parsed["recursive"]))
 
     @magic("line", options.ARTIFACTS)
     def sandbox_artifacts(self, line: str) -> Artifacts:

@@ -59,59 +59,52 @@ class ImageMagics(Magics):
         lines: list[str] = []
         code = bundled(words, lines.append if parsed["quiet"] else _say)
         if code != 0:
-            from sandbox_magics.errors import presented
-
             from sandbox_kernel.errors import SandboxBuildError
 
             said = "\n".join(lines[-20:]) or "see above"
-            raise presented(SandboxBuildError(f"The image was not built: {said}"))
+            raise SandboxBuildError(f"The image was not built: {said}")
         if lines:
             print(lines[-1])
 
     def _build_own(self, parsed: Parsed, line: str, cell: str | None) -> None:
         from sandbox_magics.consent import Question, obtain
-        from sandbox_magics.errors import presented
         from sandbox_magics.images import own
 
-        from sandbox_kernel.errors import SandboxError
         from sandbox_kernel.sandbox.building import settle_build
 
         if not parsed["tag"]:
             raise UsageError("name the image: -t TAG")
         name = parsed["file"] or "Dockerfile"
         context = cell.encode() if cell is not None else Path(parsed.rest[0]).resolve()
-        try:
-            order = settle_build(parsed["tag"], door="magics")
-            if parsed["network"]:
-                source = (
-                    f"%sandbox_build {line}".rstrip()
-                    if cell is None
-                    else (f"%%sandbox_build {line}".rstrip() + f"\n{cell}")
-                )
-                what = cell if cell is not None else f"docker build {parsed.rest[0]}"
-                question = Question(
-                    source=source,
-                    command=what,
-                    image=parsed["tag"],
-                    timeout=_BUILD_TIME,
-                    # Of a folder the digest of the line tells nothing.
-                    fixed=cell is not None,
-                    network="the engine's own: all that its machine reaches",
-                )
-                obtain(self.shell, question)
-            told = own(
-                order,
-                context,
-                {
-                    "dockerfile": name,
-                    "network": parsed["network"],
-                    "pull": parsed["pull"],
-                    "no_cache": parsed["no_cache"],
-                },
-                (lambda text: None) if parsed["quiet"] else _say,
+        order = settle_build(parsed["tag"], door="magics")
+        if parsed["network"]:
+            source = (
+                f"%sandbox_build {line}".rstrip()
+                if cell is None
+                else (f"%%sandbox_build {line}".rstrip() + f"\n{cell}")
             )
-        except SandboxError as error:
-            raise presented(error) from None
+            what = cell if cell is not None else f"docker build {parsed.rest[0]}"
+            question = Question(
+                source=source,
+                command=what,
+                image=parsed["tag"],
+                timeout=_BUILD_TIME,
+                # Of a folder the digest of the line tells nothing.
+                fixed=cell is not None,
+                network="the engine's own: all that its machine reaches",
+            )
+            obtain(self.shell, question)
+        told = own(
+            order,
+            context,
+            {
+                "dockerfile": name,
+                "network": parsed["network"],
+                "pull": parsed["pull"],
+                "no_cache": parsed["no_cache"],
+            },
+            (lambda text: None) if parsed["quiet"] else _say,
+        )
         print(told)
 
     @magic("line", options.DOCTOR)

@@ -205,18 +205,17 @@ class SandboxMagics(Magics):
         if run.interrupted:
             raise presented(KeyboardInterrupt(_stopped_text(run)))
         if run.error is not None:
-            raise presented(run.error)
+            raise run.error
         result = run.result
         assert result is not None
         if run.lost is not None:
-            raise presented(SandboxUnknownOutcome(result, str(run.lost), run.reattach))
+            raise SandboxUnknownOutcome(result, str(run.lost), run.reattach)
         if result.ok or parsed.get("no_raise_error"):
             if run.afterwards is not None:
-                raise presented(run.afterwards)
+                raise run.afterwards
             return result
         late = result.reason in ("timeout", "idle-timeout")
-        error = SandboxTimeoutError(result) if late else SandboxRunError(result)
-        raise presented(error)
+        raise SandboxTimeoutError(result) if late else SandboxRunError(result)
 
     def _background(self, parsed: Parsed, run: Run) -> Run | None:
         if parsed["proc"]:
@@ -297,10 +296,9 @@ class SandboxMagics(Magics):
             stdin = to_stdin(parsed["in"], given, parsed["in_format"] or "csv")
         elif parsed["in_format"]:
             raise UsageError("--in-format is the format of --in, which is not given")
-        hidden = {
-            STDOUT: parsed["out"] or parsed["quiet"],
-            STDERR: parsed["err"] or parsed["quiet"],
-        }
+        # What runs in the background is shown when somebody attaches to it.
+        quiet = parsed["quiet"] and not parsed["bg"]
+        hidden = {STDOUT: parsed["out"] or quiet, STDERR: parsed["err"] or quiet}
         return Request(
             argv=command.argv,
             shown=command.shown,

@@ -99,6 +99,7 @@ def test_nobody_to_ask_means_no(notebook: Notebook) -> None:
     cell = notebook.run(CELL)
     assert cell.error[0] == "SandboxNetworkDenied"
     assert "nobody can be asked here" in cell.error[1]
+    assert "File" not in cell.traceback
     assert hashlib.sha256(CELL.encode()).hexdigest() in cell.error[1]
     line = notebook.run("x = 'true'\n%sandbox_run -n {x}")
     assert line.error[0] == "SandboxNetworkDenied"
