@@ -160,3 +160,18 @@ def test_flags_are_completed_where_one_can_stand() -> None:
     assert FLAGS.completions(["pytest"], "--") == []
     assert FLAGS.completions(["--"], "--") == []
     assert FLAGS.completions([], "py") == []
+
+
+def test_the_page_names_every_magic_and_every_flag() -> None:
+    """Issue 6: docs/magics.md is complete."""
+    from pathlib import Path
+
+    from sandbox_magics import options
+
+    page = (Path(__file__).parent.parent.parent / "docs" / "magics.md").read_text(encoding="utf-8")
+    for name in options.__all__:
+        flags = getattr(options, name)
+        magic = flags.usage.split()[0].lstrip("%")
+        assert f"%{magic}" in page, magic
+    for flag in (*options.CELL.flags, *options.RUN.flags):
+        assert f"{flag.names[0]}" in page, flag.names
