@@ -260,12 +260,18 @@ class SandboxMagics(Magics):
                 raise UsageError(f"--{name} and --session exclude each other")
         fresh = (fresh or parsed["fresh"] or parsed["network"]) and not parsed["session"]
         own = [name for name in ("image", "memory", "cpus", "pids") if parsed[name] is not None]
+        own += ["setup"] if parsed["setup"] else []
         if own and not fresh:
-            raise UsageError(
-                f"--{own[0]} is for a sandbox of its own: add --fresh. For the notebook's sandbox: "
-                f"%config SandboxMagics.{own[0]} = … before its first use"
+            remedy = (
+                ""
+                if own[0] == "setup"
+                else (
+                    f". For the notebook's sandbox: %config SandboxMagics.{own[0]} = … before its "
+                    "first use"
+                )
             )
-        return Fresh(self._settings(parsed)) if fresh else self.session
+            raise UsageError(f"--{own[0]} is for a sandbox of its own: add --fresh{remedy}")
+        return Fresh(self._settings(parsed), parsed["setup"]) if fresh else self.session
 
     def _with_network(
         self, parsed: Parsed, command: Command, request: Request
@@ -278,12 +284,12 @@ class SandboxMagics(Magics):
         timeout = order.timeouts.default if request.timeout is None else request.timeout
         question = Question(
             source=command.source,
-            command=command.told,
+            command="\n".join([*(f"as root: {text}" for text in parsed["setup"]), command.told]),
             image=order.spec.image,
             timeout=timeout or order.timeouts.most,
             fixed=command.fixed,
         )
-        return Fresh(asked), replace(request, consent=obtain(self.shell, question))
+        return Fresh(asked, parsed["setup"]), replace(request, consent=obtain(self.shell, question))
 
     def _request(self, parsed: Parsed, command: Command, variables: Mapping[str, Any]) -> Request:
         from sandbox_magics.transfer import pulling, pushing

@@ -26,6 +26,12 @@ _WHERE: Final = (
     Flag(("--fresh",), "Run in a sandbox of its own, which is removed afterwards."),
     Flag(("--session",), "Run in the notebook's sandbox, which keeps its files."),
     Flag(("--image", "-i"), "Image of a fresh sandbox.", "REF"),
+    Flag(
+        ("--setup",),
+        "A command line that root runs first, for a fresh sandbox. May be repeated.",
+        "CMD",
+        repeat=True,
+    ),
     Flag(("--memory",), "Memory of a fresh sandbox, for example 2G.", "SIZE", size),
     Flag(("--cpus",), "Processors of a fresh sandbox, for example 0.5.", "NUMBER", number),
     Flag(("--pids",), "Processes and threads of a fresh sandbox.", "NUMBER", count),

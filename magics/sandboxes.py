@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from sandbox_magics import view
+from sandbox_magics.text import clean
 
 if TYPE_CHECKING:
     from sandbox_kernel.sandbox.facade import Sandbox
@@ -69,9 +70,12 @@ class Fresh:
     ----------
     asked
         Settings by name; the configuration fills in the rest, and the policy judges it.
+    setup
+        Command lines that root runs first, in a container of their own (C3).
     """
 
     asked: Mapping[str, Any] = field(repr=False)
+    setup: tuple[str, ...] = field(default=(), repr=False)
 
     @property
     def network(self) -> str:
@@ -91,9 +95,27 @@ class Fresh:
     @contextlib.asynccontextmanager
     async def use(self, news: News) -> AsyncIterator[Sandbox]:
         """Make the sandbox, and remove it at the end whatever happens."""
+        async with contextlib.AsyncExitStack() as stack:
+            order = await _settled(self.asked)
+            if self.setup:
+                order = await stack.enter_async_context(self._prepared(order, news))
+            async with self._sandbox(order, news) as sandbox:
+                yield sandbox
+
+    def _prepared(self, order: Order, news: News) -> contextlib.AbstractAsyncContextManager[Order]:
+        from sandbox_kernel.sandbox.setup import prepared
+
+        def hear(line: str) -> None:
+            news.phase(f"setup · {view.one_line(clean(line), 80)}")
+
+        news.phase("setup")
+        return prepared(order, self.setup, timeout=order.timeouts.most, hear=hear)
+
+    @contextlib.asynccontextmanager
+    async def _sandbox(self, order: Order, news: News) -> AsyncIterator[Sandbox]:
         from sandbox_kernel.errors import SandboxError
 
-        sandbox = await make(self.asked, news)
+        sandbox = await _made(order, news)
         try:
             yield sandbox
         finally:
@@ -196,12 +218,20 @@ class Session:
 
 async def make(asked: Mapping[str, Any], news: News) -> Sandbox:
     """Make a sandbox, telling what is waited for."""
+    return await _made(await _settled(asked), news)
+
+
+async def _settled(asked: Mapping[str, Any]) -> Order:
     # Not at the top: it brings the client of the engine, which loading the extension must not.
-    from sandbox_kernel.sandbox.facade import Sandbox
     from sandbox_kernel.sandbox.order import settle
 
     # Files are read: not in a loop in which others wait.
-    order: Order = await asyncio.to_thread(settle, asked, door="magics")
+    return await asyncio.to_thread(settle, asked, door="magics")
+
+
+async def _made(order: Order, news: News) -> Sandbox:
+    from sandbox_kernel.sandbox.facade import Sandbox
+
     news.phase("starting sandbox")
     return await Sandbox.from_order(order, progress=lambda step: news.phase(_step_text(step)))
 

@@ -49,6 +49,7 @@ log = logging.getLogger(__name__)
 
 CALL_TIMEOUT: Final = 30.0
 CONNECT_TIMEOUT: Final = 5.0
+COMMIT_TIMEOUT: Final = 300.0
 
 OLDEST_API: Final = (1, 41)
 """Docker 20.10 and Podman 4: the oldest that has everything a sandbox asks for."""
@@ -377,6 +378,34 @@ class Engine:
             return _object(
                 await docker._query_json(f"containers/{container_id}/stats", params=params)
             )
+
+    async def commit_container(
+        self, container_id: str, *, user: str, labels: Mapping[str, str]
+    ) -> str:
+        """Make an image without a name of what a container's file system holds now.
+
+        Parameters
+        ----------
+        container_id
+            The container, which is paused meanwhile.
+        user
+            ``uid:gid`` that the image runs as.
+        labels
+            Labels of the image, besides those of the container.
+
+        Returns
+        -------
+        str
+            The image's digest.
+        """
+        params = {"container": container_id, "pause": "1"}
+        config = {"User": user, "Labels": dict(labels)}
+        subject = Subject("container", container_id)
+        async with self.call("commit the container", subject, timeout=COMMIT_TIMEOUT) as docker:
+            answer = await docker._query_json(
+                "commit", "POST", params=params, data=json.dumps(config)
+            )
+            return str(_object(answer)["Id"])
 
     async def pause_container(self, container_id: str) -> None:
         """Freeze a container with its memory."""

@@ -38,6 +38,9 @@ DATA: Final = "/data"
 TMP: Final = "/tmp"  # noqa: S108 - the sandbox's own
 RUN: Final = "/run"
 
+SETUP_CAPABILITIES: Final = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "SETGID", "SETUID")
+"""What root needs to install packages, in a container in which nothing else runs (C3)."""
+
 MASKED_PATHS: Final = (
     *("/proc/acpi", "/proc/asound", "/proc/interrupts", "/proc/kcore", "/proc/keys"),
     *("/proc/kallsyms", "/proc/config.gz", "/proc/cmdline", "/proc/latency_stats"),

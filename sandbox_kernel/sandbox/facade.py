@@ -664,7 +664,9 @@ async def _open(
 
     async def make() -> Sandbox:
         engine = place if isinstance(place, Engine) else await thread.engine(place)
-        await ensure_image(engine, order.spec.image, order.pull_policy, progress)
+        # By its digest alone an image cannot be pulled.
+        policy = "never" if order.spec.image.startswith("sha256:") else order.pull_policy
+        await ensure_image(engine, order.spec.image, policy, progress)
         live = await LiveSandbox.create(engine, order.spec, owner=owner, quota=order.quota)
         return cls(live, home, order.timeouts, home.at_exit(live.close))
 

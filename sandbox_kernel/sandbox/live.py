@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import functools
 import logging
 import secrets
@@ -37,6 +38,7 @@ from sandbox_kernel.sandbox.ownership import make_writable
 from sandbox_kernel.sandbox.pause import thaw
 from sandbox_kernel.sandbox.plan import (
     Plan,
+    SetupPlan,
     labels_of,
     make_plan,
     other_settings,
@@ -141,6 +143,22 @@ class LiveSandbox(RunningSandbox):
             return
 
         return await cls._make(await make_plan(engine, spec, owner, {}, no_gate), _token)
+
+    @classmethod
+    async def for_setup(
+        cls, engine: Engine, spec: SandboxSpec, *, owner: str, quota: Quota | None = None
+    ) -> Self:
+        """Make a container for commands as root that prepare an image (C3); see `create`.
+
+        Nothing of the user's may ever run in it.
+        """
+
+        async def gate(network: SharedNetwork) -> None:
+            await require_proof(engine, network, spec, functools.partial(cls.unproved, engine))
+
+        plan = await make_plan(engine, spec, owner, {}, gate, quota)
+        parts = (getattr(plan, field.name) for field in dataclasses.fields(plan))
+        return await cls._make(SetupPlan(*parts), _token)
 
     @classmethod
     async def connect(

@@ -23,6 +23,7 @@ from sandbox_kernel.errors import SandboxConflictError, SandboxSpecRejectedError
 from sandbox_kernel.policy import Quota
 from sandbox_kernel.sandbox import labels as names
 from sandbox_kernel.sandbox.container import (
+    SETUP_CAPABILITIES,
     container_body,
     image_parts,
     lease_seconds,
@@ -100,6 +101,23 @@ class Plan:
         return container_body(
             self.spec, self.limits, self.image, labels, self.network, self.workspace
         )
+
+
+class SetupPlan(Plan):
+    """The plan of a container in which an image is set up by root, and no code of a user runs.
+
+    It differs from a sandbox's in what root needs to install packages, and in nothing else.
+    """
+
+    __slots__ = ()
+
+    def body(self, labels: Mapping[str, str] | None = None) -> dict[str, Any]:
+        """Return the engine's request."""
+        body = Plan.body(self, labels)
+        # Of a container whose own user is another, root has no capability: it may gain none.
+        body["User"] = "0:0"
+        body["HostConfig"] |= {"ReadonlyRootfs": False, "CapAdd": list(SETUP_CAPABILITIES)}
+        return body
 
 
 async def make_plan(

@@ -25,8 +25,12 @@ def prefix(engines: Engines) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def kernel_env(engines: Engines, prefix: str) -> dict[str, str]:
-    """The environment of the module's kernels."""
-    return {"SANDBOX_DOCKER_HOST": engines.unix, "SANDBOX_DOCKER_PREFIX": prefix}
+    """The environment of the module's kernels, which have an owner of their own."""
+    return {
+        "SANDBOX_DOCKER_HOST": engines.unix,
+        "SANDBOX_DOCKER_PREFIX": prefix,
+        "JUPYTERHUB_USER": f"tester-{prefix}",
+    }
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,6 @@ import pytest
 
 from sandbox_kernel.engine.client import Engine
 from sandbox_kernel.engine.endpoint import Endpoint
-from sandbox_kernel.sandbox.owner import current_owner
 from sandbox_kernel.sandbox.workspaces import Workspaces
 from tests.engines import Engines
 from tests.magics.conftest import Open
@@ -17,12 +16,12 @@ from tests.magics.notebook import sandboxes
 
 
 @pytest.fixture
-async def key(engine_unix: Endpoint, prefix: str) -> AsyncIterator[str]:
+async def key(engine_unix: Endpoint, prefix: str, kernel_env: dict[str, str]) -> AsyncIterator[str]:
     """The key of a workspace, which is removed at the end."""
     name = f"magics {uuid.uuid4().hex} é"
     yield name
     async with Engine(engine_unix) as engine:
-        await Workspaces(engine, current_owner(), prefix=prefix).remove(name)
+        await Workspaces(engine, kernel_env["JUPYTERHUB_USER"], prefix=prefix).remove(name)
 
 
 def test_files_outlive_the_session(open_one: Open, key: str) -> None:
