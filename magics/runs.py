@@ -433,6 +433,7 @@ class Run:
             "reason": ended.reason,
             "detail": limits.get(ended.reason, ended.evidence),
             "peak_memory": ended.peak_memory,
+            "cpu_seconds": ended.cpu_seconds,
             "survivors": ended.held,
             "artifacts": ended.artifacts,
         }

@@ -451,7 +451,15 @@ class Process:
         )
         if isinstance(self._error, CommandError):
             reason = self._error.reason
-        return Exit(self._code, reason, self._held, shown, evidence.peak_memory, evidence.left)
+        return Exit(
+            self._code,
+            reason,
+            self._held,
+            shown,
+            evidence.peak_memory,
+            evidence.left,
+            evidence.cpu_seconds,
+        )
 
     # -- writing ------------------------------------------------------------------------------
 

@@ -178,6 +178,8 @@ class Intake:
                 self.code, self.evidence = parse_evidence(numbers)
                 if self.code is not None:
                     self.status.set()
+            case ["cpu", *amounts]:
+                self.evidence = self.evidence.with_cpu(amounts)
             case ["left"]:
                 self.evidence = self.evidence.with_left()
             case ["full", *place]:

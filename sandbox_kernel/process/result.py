@@ -65,6 +65,8 @@ class Exit:
         was made; `None` where the kernel does not tell.
     artifacts
         Whether something lay in ``/output`` then, from this command or an earlier one.
+    cpu_seconds
+        Processor time of the whole sandbox while it ran; `None` where the kernel does not tell.
     """
 
     code: int | None
@@ -73,6 +75,7 @@ class Exit:
     evidence: str = field(default="", compare=False)
     peak_memory: int | None = field(default=None, compare=False)
     artifacts: bool = field(default=False, compare=False)
+    cpu_seconds: float | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ CUT: Final = 126
 """What an engine records of a wrapper that still ran when its stream was lost."""
 
 _LARGEST: Final = 2**63
+_UNITS: Final = {"us": 1e-6, "ns": 1e-9}
 _LONGEST_PLACE: Final = 100
 
 
@@ -48,6 +49,8 @@ class Evidence:
         A place that had no room left after the command had failed, or "".
     left
         Whether something lay in ``/output`` at its end.
+    cpu_seconds
+        Processor time of the whole sandbox meanwhile; `None` where the kernel does not tell.
     """
 
     oom_kills: int | None = None
@@ -55,6 +58,16 @@ class Evidence:
     peak_memory: int | None = None
     full: str = ""
     left: bool = False
+    cpu_seconds: float | None = None
+
+    def with_cpu(self, words: Sequence[str]) -> Evidence:
+        """Return the same, with what the report "cpu" tells; unchanged for what is none."""
+        if len(words) != 3 or words[0] not in _UNITS:
+            return self
+        before, after = _number(words[1]), _number(words[2])
+        if before is None or after is None or after < before:
+            return self
+        return replace(self, cpu_seconds=(after - before) * _UNITS[words[0]])
 
     def with_left(self) -> Evidence:
         """Return the same, with something in ``/output``."""

@@ -23,6 +23,7 @@
 #                           the command's own process has ended; how many processes of the sandbox
 #                           had been killed for lack of memory, and how many forks refused, before
 #                           and after; the peak of the sandbox's memory; each is - when unknown
+#   cpu UNIT BEFORE AFTER   the processor time of the sandbox, in us or ns; - when unknown
 #   left                    something lies in /output
 #   full PLACE              the command failed, and this place has no room left
 #
@@ -115,7 +116,7 @@ count() {
     count=-
     { while read -r key value _; do [ "$key" != "$1" ] || count=$value; done <"$2"; } 2>/dev/null
 }
-# refusals: what the kernel has counted up to now, by cgroup v2 or v1.
+# refusals: what the kernel has counted up to now, by cgroup v2 or v1; processor time with it.
 refusals() {
     count oom_kill /sys/fs/cgroup/memory.events
     [ "$count" != - ] || count oom_kill /sys/fs/cgroup/memory/memory.oom_control
@@ -123,6 +124,13 @@ refusals() {
     count max /sys/fs/cgroup/pids.events
     [ "$count" != - ] || count max /sys/fs/cgroup/pids/pids.events
     refused=$count
+    unit=us
+    count usage_usec /sys/fs/cgroup/cpu.stat
+    if [ "$count" = - ]; then
+        unit=ns
+        { read -r count </sys/fs/cgroup/cpuacct/cpuacct.usage; } 2>/dev/null || count=-
+    fi
+    used=$count
 }
 
 # become VARIABLE... -- WORD...: in the command's own process, up to its exec.
@@ -161,7 +169,7 @@ become() {
 # account CODE: the command has ended. The report comes first, since whatever needs a process
 # may fail at the limit of processes and then ends this shell.
 account() {
-    killed_before=$killed refused_before=$refused
+    killed_before=$killed refused_before=$refused used_before=$used
     refusals
     count=-
     for file in /sys/fs/cgroup/memory.peak /sys/fs/cgroup/memory/memory.max_usage_in_bytes; do
@@ -169,6 +177,7 @@ account() {
     done
     report "exit $1 $killed_before $killed $refused_before $refused $count"
     [ "$mode" = terminal ] || echo "$1" >&7
+    report "cpu $unit $used_before $used"
     for place in /output/* /output/.[!.]*; do
         [ -e "$place" ] || [ -L "$place" ] || continue
         report left

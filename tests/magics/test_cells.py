@@ -102,6 +102,7 @@ def test_a_run_returns_its_result(notebook: Notebook) -> None:
     assert "exit 0" in shown["text/html"]
     assert "a 1\nb 2" in shown["text/html"]
     assert notebook.ask("r.image_digest").startswith("sha256:")
+    assert notebook.ask("0 < r.cpu_seconds < 60 and 0 < r.peak_memory < 2**31") is True
 
 
 def test_a_hostile_value_is_one_argument(notebook: Notebook) -> None:
