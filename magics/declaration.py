@@ -59,8 +59,10 @@ def _presented(error: Exception) -> Exception:
     # Not at the top: loading the extension must stay cheap.
     from sandbox_magics.errors import presented
 
-    from sandbox_kernel.errors import SandboxError
+    from sandbox_kernel.errors import SandboxError, SandboxImageMissingError
 
+    if isinstance(error, SandboxImageMissingError) and not getattr(error, "__notes__", ()):
+        error.add_note("From a notebook: %sandbox_build")
     if isinstance(error, SandboxError | NameError):
         presented(error)
     return error

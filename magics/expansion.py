@@ -1,4 +1,4 @@
-"""``{name}`` in the words of ``%sandbox_run``: expanded after the line was split, never by a shell.
+"""``{name}`` in the words of ``%sandbox_run``, expanded after the line was split, never by a shell.
 
 So a value is always exactly one word, whatever it holds; only a list that stands alone as
 ``{files...}`` becomes several. A name that is not known is an error. ``{{`` and ``}}`` are braces,
@@ -8,13 +8,14 @@ and ``$`` is never touched.
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from IPython.core.error import UsageError
 from sandbox_magics.secret import Secret
 
-__all__ = ["expand"]
+__all__ = ["expand", "fill"]
 
 _FIELD: Final = re.compile(
     r"""(?P<name>[^\W\d]\w*)
@@ -31,6 +32,7 @@ _CONVERSIONS: Final[Mapping[str | None, Callable[[Any], Any]]] = {
     "a": ascii,
     None: lambda value: value,
 }
+_DOUBLED: Final = re.compile(r"\{\{([^{}]*)\}\}")
 _PARTS: Final = re.compile(r"\{\{|\}\}|\{[^{}]*\}|\{|\}")
 
 
@@ -69,6 +71,36 @@ def expand(words: Sequence[str], variables: Mapping[str, Any]) -> list[str]:
         else:
             expanded.append(_PARTS.sub(lambda part: _part(part[0], variables), word))
     return expanded
+
+
+def fill(text: str, variables: Mapping[str, Any]) -> str:
+    r"""Replace each ``{{name}}`` in a script by the variable's value, quoted for a shell.
+
+    ``{{name|raw}}`` is not quoted: what the value holds is then run as a part of the script.
+
+    Raises
+    ------
+    NameError
+        There is no such variable.
+    UsageError
+        What stands in double braces is no variable, or its value cannot be in a script.
+
+    Examples
+    --------
+    >>> fill("grep {{word}} *.txt", {"word": "it's; rm -rf /"})
+    'grep \'it\'"\'"\'s; rm -rf /\' *.txt'
+    """
+
+    def value(found: re.Match[str]) -> str:
+        inner = found[1].strip()
+        raw = inner.endswith("|raw")
+        match = _FIELD.fullmatch(inner.removesuffix("|raw").strip())
+        if match is None or match["many"]:
+            raise UsageError(f"{found[0][:80]} is not a variable")
+        shown = _one(_value(match, found[0], variables), match, found[0])
+        return shown if raw else shlex.quote(shown)
+
+    return _DOUBLED.sub(value, text)
 
 
 def _part(part: str, variables: Mapping[str, Any]) -> str:

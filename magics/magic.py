@@ -14,12 +14,20 @@ from IPython.core.magic import Magics, magics_class
 from sandbox_magics import options, view
 from sandbox_magics.capture import STDERR, STDOUT
 from sandbox_magics.declaration import magic
-from sandbox_magics.expansion import expand
+from sandbox_magics.expansion import expand, fill
 from sandbox_magics.flags import Parsed, parse_words
 from sandbox_magics.request import Request
 from sandbox_magics.runs import Run, Runs
 from sandbox_magics.sandboxes import Fresh, Place, Session
-from sandbox_magics.screen import Screen, can_be_asked, is_notebook, server_pace, stop_button, watch
+from sandbox_magics.screen import (
+    Screen,
+    can_be_asked,
+    is_notebook,
+    live,
+    server_pace,
+    stop_button,
+    watch,
+)
 from sandbox_magics.worker import Worker
 from traitlets import Float, Integer, Unicode
 
@@ -31,6 +39,12 @@ __all__ = ["SandboxMagics"]
 
 _LONGEST_WORD: Final = 128 * 1024 - 1
 _END_PATIENCE: Final = 15.0
+_SETTINGS: Final = {
+    "image": "image",
+    "memory": "mem_limit",
+    "cpus": "cpu_limit",
+    "pids": "pids_limit",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +89,11 @@ class SandboxMagics(Magics):
     """
 
     image = Unicode(None, allow_none=True, help="Image that sandboxes run from.").tag(config=True)
-    memory = Unicode(
+    mem_limit = Unicode(
         None, allow_none=True, help="Memory of a sandbox, with a unit (K, M, G). Example: '2G'"
     ).tag(config=True)
-    cpus = Float(None, allow_none=True, help="Processors of a sandbox.").tag(config=True)
-    pids = Integer(None, allow_none=True, help="Processes and threads of a sandbox.").tag(
+    cpu_limit = Float(None, allow_none=True, help="Processors of a sandbox.").tag(config=True)
+    pids_limit = Integer(None, allow_none=True, help="Processes and threads of a sandbox.").tag(
         config=True
     )
     timeout = Float(None, allow_none=True, help="Seconds that a run may take.").tag(config=True)
@@ -123,6 +137,9 @@ class SandboxMagics(Magics):
         result is in _sandbox, and in the variable of --result.
         """
         parsed = options.CELL.parse(line)
+        source = f"%%sandbox {line}".rstrip() + f"\n{cell}"
+        if parsed["template"]:
+            cell = fill(cell, self._variables(local_ns))
         if parsed.rest:
             if parsed["in"]:
                 raise UsageError("--in: the cell is the input of the interpreter already")
@@ -136,8 +153,8 @@ class SandboxMagics(Magics):
                 )
             argv, stdin = ("sh", "-c", _shell_text(), "cell", cell), b""
             shown = ("bash", "-euo", "pipefail", "-c", cell)
-        source = f"%%sandbox {line}".rstrip() + f"\n{cell}"
-        self._run(parsed, Command(argv, shown, stdin, source), local_ns, fresh=False)
+        command = Command(argv, shown, stdin, source, fixed=not parsed["template"])
+        self._run(parsed, command, local_ns, fresh=False)
 
     @magic("both", options.RUN, scope=True)
     def sandbox_run(
@@ -220,7 +237,11 @@ class SandboxMagics(Magics):
     def _background(self, parsed: Parsed, run: Run) -> Run | None:
         if parsed["proc"]:
             self.shell.user_ns[parsed["proc"]] = run
-        if not parsed["quiet"]:
+        if parsed["quiet"]:
+            return None
+        if is_notebook(self.shell):
+            live(run)
+        else:
             print(f"{run.id} runs in the background: %sandbox_logs {run.id}, "
                   f"%sandbox_kill {run.id}")  # fmt: skip
         return None
@@ -242,9 +263,9 @@ class SandboxMagics(Magics):
         """Return the settings of a sandbox, by the names that all doors share."""
         chosen = {
             "image": flags.get("image") or self.image,
-            "mem_limit": flags.get("memory") or self.memory,
-            "cpu_limit": flags.get("cpus") or self.cpus,
-            "pids_limit": flags.get("pids") or self.pids,
+            "mem_limit": flags.get("memory") or self.mem_limit,
+            "cpu_limit": flags.get("cpus") or self.cpu_limit,
+            "pids_limit": flags.get("pids") or self.pids_limit,
             # Whatever is configured for others: here somebody has to say yes to each run.
             "network": "none",
         }
@@ -259,17 +280,13 @@ class SandboxMagics(Magics):
             if parsed[name] and parsed["session"]:
                 raise UsageError(f"--{name} and --session exclude each other")
         fresh = (fresh or parsed["fresh"] or parsed["network"]) and not parsed["session"]
-        own = [name for name in ("image", "memory", "cpus", "pids") if parsed[name] is not None]
+        own = [name for name in _SETTINGS if parsed[name] is not None]
         own += ["setup"] if parsed["setup"] else []
         if own and not fresh:
-            remedy = (
-                ""
-                if own[0] == "setup"
-                else (
-                    f". For the notebook's sandbox: %config SandboxMagics.{own[0]} = … before its "
-                    "first use"
-                )
-            )
+            remedy = ""
+            if own[0] in _SETTINGS:
+                setting = f"%config SandboxMagics.{_SETTINGS[own[0]]} = …"
+                remedy = f". For the notebook's sandbox: {setting} before its first use"
             raise UsageError(f"--{own[0]} is for a sandbox of its own: add --fresh{remedy}")
         return Fresh(self._settings(parsed), parsed["setup"]) if fresh else self.session
 

@@ -88,8 +88,13 @@ _PROGRAM: Final = (
     Flag(("--tty",), "Give it a terminal: colours and progress bars; stderr joins stdout."),
 )
 
+_TEMPLATE: Final = Flag(
+    ("--template",),
+    "In the cell, {{name}} is a variable, quoted for a shell; {{name|raw}} is not quoted.",
+)
+
 CELL: Final = Flags(
-    [*_RESULT, *_PROGRAM, *_WHERE],
+    [*_RESULT, *_PROGRAM, _TEMPLATE, *_WHERE],
     usage="%%sandbox [FLAGS] [--] [INTERPRETER [ARG …]]",
     rest="INTERPRETER",
     examples=(

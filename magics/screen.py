@@ -7,25 +7,28 @@ only the footer of a run that failed is shown, on stderr.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import contextvars
 import signal
 import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from sandbox_magics import view
 from sandbox_magics.capture import STDOUT
 from sandbox_magics.outlet import SERVER_PACE, PaceKeeper, Piece
+from sandbox_magics.worker import Worker
 
 if TYPE_CHECKING:
     from sandbox_magics.artifacts import Artifacts
     from sandbox_magics.result import SandboxResult
     from sandbox_magics.runs import Run
 
-__all__ = ["Screen", "can_be_asked", "is_notebook", "server_pace", "stop_button", "watch"]
+__all__ = ["Screen", "can_be_asked", "is_notebook", "live", "server_pace", "stop_button", "watch"]
 
 _PATIENCE: Final = 0.3
 """Seconds without output after which the line appears."""
@@ -33,6 +36,7 @@ _PATIENCE: Final = 0.3
 _SOON, _OFTEN, _SELDOM = 10.0, 0.5, 1.0
 _AFTER_STOP: Final = 20.0
 _TICK: Final = 0.25
+_LIVE: Final = 1.0
 
 
 def can_be_asked(shell: Any) -> bool:
@@ -152,6 +156,41 @@ def stop_button(run: Run) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+async def keep_shown(run: Run, publish: Callable[[bool], None]) -> None:
+    """Keep the display of a run in the background up to date until it has ended.
+
+    Parameters
+    ----------
+    run
+        The run.
+    publish
+        Shows it, for the first time or anew; in another thread, since it may wait.
+    """
+    shown = ""
+    while True:
+        over = not run.running
+        html = view.run_html(run)
+        if html != shown:
+            await asyncio.to_thread(publish, bool(shown))
+            shown = html
+        if over:
+            return
+        await asyncio.sleep(_LIVE)
+
+
+def live(run: Run) -> None:
+    """Show a run in the background in a display that changes with it; returns at once."""
+    display_id = f"sandbox-{uuid.uuid4().hex}"
+    # Of the cell that started it, also when others have run since.
+    context = contextvars.copy_context()
+
+    def publish(update: bool) -> None:
+        context.run(_publish, repr(run), view.run_html(run), display_id, update)
+
+    publish(False)
+    Worker.current().submit(keep_shown(run, lambda _: publish(True)))
 
 
 def watch(run: Run, screen: Screen) -> None:

@@ -40,7 +40,10 @@ __all__ = [
 CONFIG_NAME: Final = "jupyter_sandbox_config"
 
 BASE_SECTION: Final = "SandboxDefaults"
-DOOR_SECTIONS: Final[Mapping[str, str]] = {"kernel": "SandboxProvisioner"}
+DOOR_SECTIONS: Final[Mapping[str, str]] = {
+    "kernel": "SandboxProvisioner",
+    "magics": "SandboxMagics",
+}
 """Classes under which a file can give one door other values than the rest."""
 
 # A policy must not depend on the environment of the process, which may be the restricted

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -49,6 +51,13 @@ def test_the_text_of_a_cell_is_not_interpolated(notebook: Notebook) -> None:
     assert (
         notebook.run(f"%%sandbox -e B={{x}}\n{text}", ok=True).out == 'b\n{"x": 1} shell {x} {x}\n'
     )
+
+
+def test_a_template_is_filled_only_on_request(notebook: Notebook) -> None:
+    """Magics, variables, 2: `--template`."""
+    notebook.run('what = "a\'b $HOME"', ok=True)
+    assert notebook.run("%%sandbox --template\necho {{what}} {x}", ok=True).out == "a'b $HOME {x}\n"
+    assert notebook.run("%%sandbox\necho {{what}}", ok=True).out == "{{what}}\n"
 
 
 def test_output_appears_while_the_cell_runs(notebook: Notebook) -> None:
@@ -271,6 +280,7 @@ def test_what_cannot_be_started_says_why(notebook: Notebook) -> None:
     missing = notebook.run("%sandbox_run --image nobody/nothing:1 true")
     assert missing.error[0] == "SandboxImageMissingError"
     assert "nobody/nothing:1" in missing.error[1]
+    assert "%sandbox_build" in missing.traceback
 
 
 def test_a_notebook_sees_a_line_while_it_waits_and_a_footer(notebook: Notebook) -> None:
@@ -356,3 +366,16 @@ def test_flags_are_completed_and_everything_is_configurable(notebook: Notebook) 
         assert notebook.run("%%sandbox\nsleep 7803").error[0] == "SandboxTimeoutError"
     finally:
         notebook.run("%config SandboxMagics.timeout = None", ok=True)
+
+
+def test_configuration_files_have_a_section_of_the_magics(open_one: Open, tmp_path: Path) -> None:
+    """K7: `SandboxMagics` in the file that all doors share; the network stays a person's affair."""
+    folder = tmp_path / "config"
+    folder.mkdir(mode=0o755)
+    settings = {"SandboxMagics": {"timeout": 1}, "SandboxDefaults": {"network": "egress"}}
+    (folder / "jupyter_sandbox_config.json").write_text(json.dumps(settings))
+    with open_one(JUPYTER_CONFIG_DIR=str(folder)) as notebook:
+        cell = notebook.run("%%sandbox\ntail -n +3 /proc/net/dev; sleep 7805")
+        assert cell.error[0] == "SandboxTimeoutError"
+        assert "eth0" not in cell.out
+        assert "lo:" in cell.out

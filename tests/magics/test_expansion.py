@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import pickle
+import shlex
 from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from IPython.core.error import UsageError
-from sandbox_magics.expansion import expand
+from sandbox_magics.expansion import expand, fill
 from sandbox_magics.secret import Secret
 
 TEXT = st.text(st.characters(blacklist_characters="\0"))
@@ -90,3 +91,25 @@ def test_a_secret_shows_nowhere() -> None:
         pickle.dumps(secret)
     with pytest.raises(ValueError, match="4 characters"):
         Secret("abc")
+
+
+@given(TEXT, st.text(st.characters(blacklist_characters="{}\0")))
+def test_a_value_in_a_script_is_one_word_of_it(value: str, around: str) -> None:
+    """Variables, 2: `--template` quotes; a shell reads the value back as it is."""
+    filled = fill(f"{around}{{{{ v }}}}", {"v": value})
+    assert filled.startswith(around)
+    assert shlex.split(filled[len(around) :]) == [value]
+
+
+def test_a_template_leaves_all_else_alone() -> None:
+    """Variables, 2: single braces are the script's; raw is not quoted; a slip is an error."""
+    text = "echo ${x} {a,b} '{\"k\": 1}' | awk '{print $1}'; ls {{flags|raw}} {{n:03}}"
+    assert fill(text, {"flags": "-l -a", "n": 7}) == text.replace("{{flags|raw}}", "-l -a").replace(
+        "{{n:03}}", "007"
+    )
+    with pytest.raises(NameError, match="missing"):
+        fill("{{missing}}", {})
+    with pytest.raises(UsageError, match="not a variable"):
+        fill("{{1 + 1}}", {})
+    with pytest.raises(UsageError, match="-e secret"):
+        fill("{{secret|raw}}", {"secret": Secret("correct horse")})

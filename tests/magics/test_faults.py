@@ -124,7 +124,7 @@ def test_an_image_without_bash_runs_cells_with_its_sh(open_one: Open, busybox_im
 
 def test_a_hundred_and_one_runs_at_once(notebook: Notebook) -> None:
     """Acceptance: 101 streams at once; each gets its own output and code."""
-    notebook.run("%config SandboxMagics.pids = 2048", ok=True)
+    notebook.run("%config SandboxMagics.pids_limit = 2048", ok=True)
     notebook.run("%sandbox_kill --session -y", ok=True)
     try:
         start = (
@@ -139,4 +139,4 @@ def test_a_hundred_and_one_runs_at_once(notebook: Notebook) -> None:
         told = notebook.ask("[(r.stdout, r.returncode) for r in results]")
         assert told == [(f"{i}\n", i % 100) for i in range(101)]
     finally:
-        notebook.run("%config SandboxMagics.pids = None", ok=True)
+        notebook.run("%config SandboxMagics.pids_limit = None", ok=True)

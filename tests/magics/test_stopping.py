@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import queue
 import re
 import signal
 import time
@@ -183,6 +184,23 @@ def test_a_run_in_the_background_has_a_handle(
     assert attached.out.endswith("away\n")
     wrong = notebook.run("%sandbox_attach r0")
     assert wrong.error[0] == "UsageError"
+
+
+def test_a_notebook_sees_a_run_in_the_background_live(notebook: Notebook) -> None:
+    """Magics: `--bg` shows one display of the run, which changes until its end."""
+    script = "for i in 1 2 3 4; do echo line $i; sleep 0.7; done"
+    first = notebook.run(f"%%sandbox --bg --proc job\n{script}", answers=[])
+    assert len(first.displays) == 1
+    # Updates belong to the cell that started it, so another one is asked for all there are.
+    seen: list[str] = []
+    deadline = time.monotonic() + 60
+    while not any("exit 0" in text for text in seen) and time.monotonic() < deadline:
+        with contextlib.suppress(queue.Empty):
+            message = notebook.client.get_iopub_msg(timeout=1)
+            if message["msg_type"] == "update_display_data":
+                seen.append(message["content"]["data"]["text/html"])
+    assert "exit 0" in seen[-1]
+    assert any("line 1" in text and "line 4" not in text for text in seen)
 
 
 def test_a_run_that_cannot_start_tells_whoever_waits(notebook: Notebook) -> None:
