@@ -59,7 +59,27 @@ async def freeze(
         It could not be frozen, and goes on running.
     """
     now = engine_time(await engine.info()) or time.time()
-    await mark(engine, container_id, prefix, owner, now + longest)
+    await freeze_until(engine, container_id, prefix, owner, now + longest)
+
+
+async def freeze_until(
+    engine: Engine, container_id: str, prefix: str, owner: str, until: float
+) -> None:
+    """Do what `freeze` does, with the end by the engine's clock.
+
+    Parameters
+    ----------
+    engine, container_id, prefix, owner
+        As for `freeze`.
+    until
+        The engine's time in seconds since 1970.
+
+    Raises
+    ------
+    SandboxConflictError
+        It could not be frozen, and goes on running.
+    """
+    await mark(engine, container_id, prefix, owner, until)
     try:
         await _freeze(engine, container_id)
     except BaseException:

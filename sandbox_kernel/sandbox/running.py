@@ -28,7 +28,14 @@ from sandbox_kernel.errors import (
 from sandbox_kernel.sandbox.container import CODE_USER, CONTROL_USER
 from sandbox_kernel.sandbox.ending import EndReason
 from sandbox_kernel.sandbox.hold import Hold
-from sandbox_kernel.sandbox.pause import LONGEST_PAUSE, freeze, mark_name, thaw
+from sandbox_kernel.sandbox.pause import (
+    LONGEST_PAUSE,
+    freeze,
+    freeze_until,
+    mark_name,
+    pause_end,
+    thaw,
+)
 from sandbox_kernel.sandbox.programs import processes_program
 from sandbox_kernel.sandbox.spec import Limits, SandboxSpec
 
@@ -428,11 +435,11 @@ class RunningSandbox:
         # one that gives no answer is left to its lease.
         last = False
         try:
-            if self.paused and stay:
-                await self.resume()
-            if self.paused:
-                state = self._hold.state
-                last = state is not None and state.holders <= 1
+            state = self._hold.state
+            if self.paused and not stay and state is not None and state.holders <= 1:
+                last = True
+            elif self.paused:
+                last = await self._leave_frozen(stay)
             else:
                 last = (await self._hold.lease.leave(_LEAVE_TIMEOUT, stay=stay)).holders == 0
         except SandboxError as error:
@@ -442,6 +449,24 @@ class RunningSandbox:
             return
         await self.abandon()
         log.info("sandbox %s let go", self.short_id)
+
+    async def _leave_frozen(self, stay: bool) -> bool:
+        """Let go of a paused sandbox; say whether nobody holds it any more.
+
+        That is for the sandbox to say, which has to run for a moment to do so: what it said
+        before it was paused does not tell who has gone since.
+        """
+        place = (self.engine, self.id, self.spec.prefix)
+        async with self._changing:
+            until = await pause_end(*place)
+            await thaw(*place)
+            self._hold.paused = False
+            left = await self._hold.lease.leave(_LEAVE_TIMEOUT, stay=stay)
+            if left.holders and until is not None:
+                await freeze_until(*place, self.owner, until)
+            elif left.holders:
+                await freeze(*place, self.owner, LONGEST_PAUSE)
+        return left.holders == 0
 
     async def abandon(self) -> None:
         """Drop everything here that belongs to it, and touch nothing on the engine."""

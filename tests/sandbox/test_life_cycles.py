@@ -51,7 +51,8 @@ STEPS = st.lists(
 class Model:
     """What has to be true of one key.
 
-    `ghosts` says that a caller was killed and may still count as a holder.
+    `holds` says that the caller, a process of its own, holds the sandbox; `ghosts` that one was
+    killed and may still count as a holder.
     """
 
     exists: bool = False
@@ -60,11 +61,12 @@ class Model:
     paused: bool = False
     handles: list[LiveSandbox] = field(default_factory=list)
     caller: asyncio.subprocess.Process | None = None
+    holds: bool = False
     ghosts: bool = False
 
     def over(self) -> None:
         """The sandbox has ended."""
-        self.id, self.paused, self.ghosts = None, False, False
+        self.id, self.paused, self.holds, self.ghosts = None, False, False, False
         self.handles.clear()
 
     def came(self, container_id: str) -> None:
@@ -171,10 +173,11 @@ class World:
             return
         handle = model.handles.pop()
         await handle.close()
-        if model.handles or model.caller is not None:
+        if model.handles or model.holds:
             return
         if model.paused and model.ghosts:
-            # Nobody is left to notice that nobody is left, until somebody resumes or reaps it.
+            # One that is dead counts as a holder until its ttl is over, and a paused sandbox does
+            # not tick: until somebody resumes it, or its time is over and it is reaped.
             await self.engine.unpause_container(handle.id)
         await self.gone(model)
 
@@ -216,6 +219,7 @@ class World:
         assert model.caller.stdout is not None
         line = await asyncio.wait_for(model.caller.stdout.readline(), 60)
         model.came(json.loads(line)[0])
+        model.holds = True
 
     async def kill_caller(self, key: str, model: Model) -> None:
         if model.caller is None:
@@ -223,9 +227,9 @@ class World:
         caller, model.caller = model.caller, None
         caller.kill()
         await caller.wait()
-        if model.id is None:
+        if not model.holds:
             return
-        model.ghosts = True
+        model.holds, model.ghosts = False, True
         if not model.handles:
             if model.paused:
                 assert model.id is not None

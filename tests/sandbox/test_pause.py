@@ -139,6 +139,27 @@ async def test_a_paused_sandbox_is_closed_and_destroyed_like_any_other(
             assert not has_mark(engines, sandbox.id)
 
 
+async def test_letting_go_of_a_paused_sandbox_leaves_it_paused_for_the_others(
+    make_sandbox: MakeSandbox, engines: Engines, busybox_image: str, workspace: str
+) -> None:
+    """B7, B8: and the last one ends it, whatever was known when it was paused."""
+    settings: dict[str, Any] = {
+        "image": busybox_image,
+        "durability": "persistent",
+        "workspace": workspace,
+    }
+    sandboxes = [await make_sandbox(**settings) for _ in range(3)]
+    await sandboxes[0].pause()
+    for sandbox in sandboxes[:2]:
+        await asyncio.to_thread(wait_until, lambda: sandboxes[2].paused)
+        await sandbox.close()
+        assert state_of(engines, sandbox.id) == "paused"
+        assert has_mark(engines, sandbox.id)
+    await sandboxes[2].close()
+    assert state_of(engines, sandboxes[2].id) is None
+    assert not has_mark(engines, sandboxes[2].id)
+
+
 async def test_a_pause_that_lasts_too_long_ends_it(
     make_sandbox: MakeSandbox, engines: Engines, busybox_image: str
 ) -> None:
