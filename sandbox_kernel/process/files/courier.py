@@ -582,11 +582,16 @@ def send_planned(host: Host, plan: Plan, base: Folder | None) -> None:
         host.send(wire.encode_pair(wire.DONE, 0, 0))
         return
     chain = Chain(base)
+    # A folder that was a link for a moment may be one again when its files' turn comes; without
+    # the folder they have no place with whoever receives them.
+    lost: set[str] = set()
     try:
         for path, is_folder in plan.items:
             parts = path.split("/") if path else []
             try:
                 with about(path):
+                    if parts and "/".join(parts[:-1]) in lost:
+                        raise TroubleError(NOT_FOUND)
                     if is_folder:
                         found = chain.at(parts).own_stat()
                         host.send(entry_of(found, path))
@@ -596,6 +601,8 @@ def send_planned(host: Host, plan: Plan, base: Folder | None) -> None:
                 count += 1
             except TroubleError as trouble:
                 plan.skip(path, trouble.code, trouble.number)
+                if is_folder:
+                    lost.add(path)
     finally:
         chain.close()
     host.send(wire.encode_pair(wire.DONE, count, total))
