@@ -40,6 +40,7 @@ from sandbox_kernel.process.result import (
     Exit,
     Reason,
 )
+from sandbox_kernel.process.starting import Starts
 from sandbox_kernel.process.stop import (
     STOP_TIMEOUT,
     Identity,
@@ -57,6 +58,8 @@ __all__ = ["Process", "start"]
 log = logging.getLogger(__name__)
 
 START_TIMEOUT: Final = 60.0
+"""Seconds for a start from its turn on."""
+
 OUTPUT_LIMIT: Final = 1024**3
 _LARGEST_TERMINAL: Final = 10_000
 _LARGEST_SIGNAL: Final = 64
@@ -237,7 +240,13 @@ class Process:
     async def _start(self, sent: bytes, tty: tuple[int, int] | None) -> None:
         self._heartbeat.join(self._lose)
         try:
-            async with asyncio.timeout(START_TIMEOUT) as self._starting:
+            async with (
+                asyncio.timeout(None) as self._starting,
+                Starts.of(self._engine).turn(self._container_id),
+            ):
+                if not self._silent:
+                    now = asyncio.get_running_loop().time()
+                    self._starting.reschedule(now + START_TIMEOUT)
                 await self._begin(sent, tty)
         finally:
             self._starting = None

@@ -8,7 +8,8 @@
 #   all         the wrapper goes too, so that nothing can start any more
 #   signal:N    send a signal to the command's group
 #   wait:N      wait N tenths of a second for the command's end, and say its exit code; until
-#               then the shell that would take it is stopped, so that it cannot be missed
+#               then the shell that would take it is stopped, so that it is not missed, unless
+#               another stop continues that shell meanwhile: then it says no code
 #
 # Says one line last and ends with 0:  killed | sent | ended CODE | running | nothing | gone
 # preceded, where it applies, by  survivor PID | holder PID | unreadable PID
@@ -173,7 +174,17 @@ wait:*)
         sleep 0.1
     done
     [ -z "$shell" ] || kill -CONT "$shell" 2>/dev/null
-    if [ "$present" -eq 1 ]; then echo running; else echo gone; fi
+    # Without its own process the command runs on in who holds its output. A wrapper that was
+    # continued by another stop, which took the code, ends in a moment.
+    while look "$root" && [ "$started" = "$root_start" ]; do
+        [ "$rounds" -gt 0 ] || {
+            echo running
+            exit 0
+        }
+        rounds=$((rounds - 1))
+        sleep 0.1
+    done
+    echo gone
     exit 0
     ;;
 signal:*)
