@@ -16,7 +16,7 @@ from sandbox_kernel.process.command import start
 from sandbox_kernel.process.result import Chunk, Exit
 from sandbox_kernel.process.run import run
 from sandbox_kernel.sandbox.live import CODE_USER, LiveSandbox
-from tests.process.conftest import MakeSandbox, sh
+from tests.process.conftest import sh
 
 
 async def test_a_command_gets_its_arguments_variables_directory_and_input_exactly(
