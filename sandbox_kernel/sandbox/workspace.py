@@ -1,9 +1,9 @@
 """The volume of a persistent workspace: its name, its labels, and whether it is ours (B6, TEN).
 
 A workspace is found by its key and its owner, any text each. Both go into the name as a digest,
-so that no two pairs share a volume and none of them is ever a path; the readable part of the
-name is for people alone. The name is also that of the container, by which the engine settles who
-of several creators was first (B7).
+so that no two pairs share a volume and none of them is ever a path. The name is also that of the
+container, by which the engine settles who of several creators was first (B7). Nothing in it can
+be read: sandboxes on one network learn each other's names from the engine's resolver.
 
 A volume is used only when its labels say that it is this workspace: whoever else may create
 volumes on the engine could have put one there that is a folder of the engine's machine.
@@ -14,7 +14,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import hashlib
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -33,9 +32,7 @@ from sandbox_kernel.sandbox import labels as names
 FORMAT: Final = "1"
 """Of the names and labels below. Another one never finds the workspaces of this one."""
 
-_SLUG = 24
 _DIGEST = 26
-_OTHERS = re.compile(r"[^a-z0-9]+")
 _DOMAIN = b"sandbox-kernel workspace 1"
 
 
@@ -52,16 +49,14 @@ def workspace_name(prefix: str, owner: str, key: str) -> str:
     Examples
     --------
     >>> workspace_name("sbx-", "alice", "physics/Lab 1.ipynb")
-    'sbx-physics-lab-1-ipynb-n7myahkmghe5kgzgbjkhrmvwb3'
+    'sbx-n7myahkmghe5kgzgbjkhrmvwb3'
     """
     digest = hashlib.sha256(_DOMAIN)
     for part in (owner, key):
         data = part.encode()
         # The length in front: no two pairs give the same bytes.
         digest.update(b"\0%d\0" % len(data) + data)
-    slug = _OTHERS.sub("-", key[:200].lower()).strip("-")[:_SLUG].strip("-") or "ws"
-    text = base64.b32encode(digest.digest()).decode().lower()[:_DIGEST]
-    return f"{prefix}{slug}-{text}"
+    return prefix + base64.b32encode(digest.digest()).decode().lower()[:_DIGEST]
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,13 +20,13 @@ TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=60
 ODD = ["../etc", "a/b", "a:b", ".", "..", "A" * 300, "x\n", "%2e", "İ", "-x", "a b", "{{.Name}}",
        "\0", "🧪" * 900, "ﬁ", "ﬀ", "K", "K"]  # fmt: skip
 GOLDEN = {
-    ("alice", "physics/Lab 1.ipynb"): "sbx-physics-lab-1-ipynb-n7myahkmghe5kgzgbjkhrmvwb3",
-    ("bob", "../etc"): "sbx-etc-4pgnyk3aosqbmdhdvuh7j7ye4z",
-    ("bob", "a/b"): "sbx-a-b-f6ndsqwfqxafvbo3td4tmckhvi",
-    ("bob", "a:b"): "sbx-a-b-gtsnd3t7qxkvyzspfk44vog7i4",
-    ("bob", "."): "sbx-ws-un3dmwufpu6vfo7kz6u2nt3qhl",
-    ("bob", "A" * 300): "sbx-aaaaaaaaaaaaaaaaaaaaaaaa-iixxcjrijcx7qwxllr2bjiqea3",
-    ("bob", "İ"): "sbx-i-3vrbpf4yjvneu4dqqluv22xbie",
+    ("alice", "physics/Lab 1.ipynb"): "sbx-n7myahkmghe5kgzgbjkhrmvwb3",
+    ("bob", "../etc"): "sbx-4pgnyk3aosqbmdhdvuh7j7ye4z",
+    ("bob", "a/b"): "sbx-f6ndsqwfqxafvbo3td4tmckhvi",
+    ("bob", "a:b"): "sbx-gtsnd3t7qxkvyzspfk44vog7i4",
+    ("bob", "."): "sbx-un3dmwufpu6vfo7kz6u2nt3qhl",
+    ("bob", "A" * 300): "sbx-iixxcjrijcx7qwxllr2bjiqea3",
+    ("bob", "İ"): "sbx-3vrbpf4yjvneu4dqqluv22xbie",
 }
 
 
@@ -68,8 +68,8 @@ def test_a_name_is_always_one_that_an_engine_takes_and_never_a_path(owner: str, 
     """TEN-02."""
     name = workspace_name("sbx-", owner, key)
     assert NAME.fullmatch(name)
-    assert ".." not in name
-    assert len(name) <= 60
+    # Neighbours on a network can look it up: it says nothing of either.
+    assert re.fullmatch(r"sbx-[a-z2-7]{26}", name)
 
 
 @pytest.mark.parametrize("key", ["", None, b"x", 7, "\udc80", "a" * (KEY_LIMIT + 1)])
