@@ -30,6 +30,7 @@ from sandbox_kernel.errors import (
 from sandbox_kernel.sandbox import labels
 from sandbox_kernel.sandbox.found import list_sandboxes
 from sandbox_kernel.sandbox.live import LiveSandbox
+from sandbox_kernel.sandbox.pause import thaw
 from sandbox_kernel.sandbox.reap import reap
 from sandbox_kernel.sandbox.spec import SandboxSpec
 from sandbox_kernel.sandbox.workspaces import Workspaces
@@ -178,7 +179,7 @@ class World:
         if model.paused and model.ghosts:
             # One that is dead counts as a holder until its ttl is over, and a paused sandbox does
             # not tick: until somebody resumes it, or its time is over and it is reaped.
-            await self.engine.unpause_container(handle.id)
+            await thaw(self.engine, handle.id, handle.spec.prefix)
         await self.gone(model)
 
     async def destroy(self, key: str, model: Model) -> None:
@@ -233,7 +234,7 @@ class World:
         if not model.handles:
             if model.paused:
                 assert model.id is not None
-                await self.engine.unpause_container(model.id)
+                await thaw(self.engine, model.id, self.spec(key).prefix)
             await self.gone(model)
 
     async def remove(self, key: str, model: Model) -> None:

@@ -687,7 +687,8 @@ class Lister:
                     inner = folder.folder(name)
                 except (OSError, TroubleError):
                     continue  # what cannot be entered is listed, and no more
-                with inner:
+                with inner, contextlib.suppress(OSError):
+                    # One that may be read and not entered is listed, and no more, too.
                     self.folder(inner, child, below, depth + 1)
 
 
