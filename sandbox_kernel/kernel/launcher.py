@@ -1,16 +1,16 @@
 """The launcher: becomes the kernel, after writing its connection file.
 
-Contract. This file is a program. It runs inside the sandbox as the user of the code, started
-as ``python3 -I -S`` with its text and then one JSON object read from stdin, on Python 3.8 or
-later with the standard library alone. It
+Contract. This file is a program. It runs inside the sandbox as the user of the code, below the
+wrapper that every command has, started as ``python3 -I -S`` with its text and then one JSON
+object read from stdin, on Python 3.8 or later with the standard library alone. It
 
 * writes the connection file where only this user can read it, without following a link or
   touching a file that exists: keys travel on stdin and never stand in an argv, an engine
   event or an environment;
-* reports its pid, or why it cannot go on, as one line ``NONCE JSON`` on stdout ahead of
-  anything the kernel writes;
+* gives the kernel its variables, of any name, and an empty input;
 * starts no other process: it replaces itself with the kernel, which thus leads the process
-  group and session that an interrupt is sent to.
+  group and session that an interrupt is sent to;
+* says on stderr why it cannot, and ends with 126 or 127.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import sys
 
 
 def prepare(order: dict) -> list[str]:  # type: ignore[type-arg]
-    """Write the connection file, set the working directory, and return the kernel's argv."""
+    """Write the connection file and return the kernel's argv."""
     # Not tempfile: importing it takes longer than all the rest of this program.
     folder = os.path.join(order["runtime_dir"], "kernel-" + os.urandom(8).hex())
     os.mkdir(folder, 0o700)
@@ -29,26 +29,21 @@ def prepare(order: dict) -> list[str]:  # type: ignore[type-arg]
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
     with open(os.open(path, flags, 0o600), "w", encoding="utf-8") as file:
         json.dump(order["connection"], file)
-    os.chdir(order["cwd"])
     return [word.replace("{connection_file}", path) for word in order["argv"]]
 
 
 def main() -> None:
-    """Read the order, report, and become the kernel; exit 126 or 127 when that fails."""
+    """Read the order and become the kernel; exit 126 or 127 when that fails."""
     order = json.loads(sys.stdin.buffer.readline())
     environment = {**os.environ, **order["environment"]}
     try:
         argv = prepare(order)
-        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     except OSError as error:
-        report(order, error=f"{error.strerror}: {error.filename}")
-        sys.exit(126)
-    os.dup2(null, 0)
+        sys.exit(give_up(f"{error.strerror}: {error.filename}", 126))
     program = find(argv[0], environment.get("PATH", os.defpath))
     if program is None:
-        report(order, error=f"program not found in the image: {argv[0]}")
-        sys.exit(127)
-    report(order, pid=os.getpid())
+        sys.exit(give_up(f"program not found in the image: {argv[0]}", 127))
     os.execve(program, argv, environment)  # noqa: S606
 
 
@@ -59,10 +54,10 @@ def find(name: str, path: str) -> str | None:
     return next((c for c in candidates if os.access(c, os.X_OK) and os.path.isfile(c)), None)
 
 
-def report(order: dict, **what: object) -> None:  # type: ignore[type-arg]
-    """Write the one line that the host waits for."""
-    sys.stdout.write("{} {}\n".format(order["nonce"], json.dumps(what)))
-    sys.stdout.flush()
+def give_up(why: str, code: int) -> int:
+    """Say why there will be no kernel, and return the code to end with."""
+    sys.stderr.write(f"The kernel cannot start: {why}\n")
+    return code
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a kernel's clients are told when it has died (K4).
+"""Why a kernel has died, and how its clients are told (K4).
 
 Nobody sends on iopub any more, and a notebook would show nothing but a number that never comes.
 So this side takes the kernel's place on that endpoint until the next start: a publisher that
@@ -19,6 +19,9 @@ import zmq
 import zmq.asyncio
 from jupyter_client.session import Session
 
+from sandbox_kernel.process.result import Exit
+from sandbox_kernel.sandbox.spec import Limits
+
 log = logging.getLogger(__name__)
 
 LARGEST_HEADER = 1 << 14
@@ -27,6 +30,8 @@ _SUBSCRIBE = b"\x01"
 _NAMES = ("msg_id", "session", "username", "date", "msg_type", "version")
 _LONGEST_VALUE = 256
 _CLOSE_PATIENCE = 2.0
+_KILLED = 137
+_MIB = 1 << 20
 
 
 class Obituary:
@@ -98,6 +103,36 @@ class Obituary:
         # The address is given back by a thread of ZMQ, and only the context's end waits for it.
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(asyncio.to_thread(self._context.term), _CLOSE_PATIENCE)
+
+
+def cause_of_death(end: Exit, code: int, limits: Limits) -> str:
+    """Say why a kernel ended, in one or two sentences for people.
+
+    Parameters
+    ----------
+    end
+        What is known of its end. A kernel lives long: what was counted meanwhile explains its end
+        only where the exit code agrees, and is told beside it otherwise.
+    code
+        The exit code that goes for it.
+    limits
+        Of the sandbox.
+    """
+    if end.reason == "out-of-memory" and code == _KILLED:
+        text = (
+            f"The kernel ran out of memory; the limit of the sandbox is {limits.memory // _MIB} MiB"
+        )
+        if end.peak_memory is not None:
+            text += f", and the most that it used is {end.peak_memory // _MIB} MiB"
+        return f"{text}."
+    text = f"The kernel ended with exit code {code}."
+    if not end.evidence:
+        return text
+    if end.reason == "pids-limit":
+        return f"{text} Since it started, {end.evidence} ({limits.pids} processes)."
+    if end.reason == "out-of-memory":
+        return f"{text} Since it started, {end.evidence}, which has {limits.memory // _MIB} MiB."
+    return f"{text[:-1]}, and {end.evidence}."
 
 
 def stream_message(

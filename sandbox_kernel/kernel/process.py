@@ -1,40 +1,37 @@
 """One kernel process in a sandbox: its start, its signals, and how its end is learnt.
 
-The process is an exec of its own as the code's user. Its output is not the notebook's output
-(that travels on iopub) but what it writes before and beside that: the last lines are kept,
-since they say why a kernel could not start or died.
+It is a command like any other, with what `process.command` promises of one: an exit code that is
+believed only when two agree on it, evidence of why it ended, and a stop that reaches its whole
+tree. Its output is not the notebook's output (that travels on iopub) but what it writes before
+and beside that: the last lines are kept, since they say why a kernel could not start or died.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import logging
-import secrets
-import signal
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from sandbox_kernel.engine.events import LOST, RESYNC
-from sandbox_kernel.engine.streams import Chunk, ExecStream
-from sandbox_kernel.errors import (
-    SandboxError,
-    SandboxGoneError,
-    SandboxStartError,
-)
-from sandbox_kernel.kernel.program import launcher_program, loader_argv, unsuitable
+from sandbox_kernel.errors import SandboxError, SandboxGoneError, SandboxImageUnsuitableError
+from sandbox_kernel.kernel.program import launcher_program, start_program, unsuitable
+from sandbox_kernel.process.command import Process, launch
+from sandbox_kernel.process.result import Chunk, CommandNotFoundError, Exit
+from sandbox_kernel.process.stop import StopReport
 from sandbox_kernel.sandbox.live import CODE_USER, LiveSandbox
 
 log = logging.getLogger(__name__)
 
-REPORT_TIMEOUT = 20.0
-_REPORT_LIMIT = 1 << 16
 _KEPT_OUTPUT = 1 << 14
-_SIGNAL_TIMEOUT = 5.0
-_TAIL_PATIENCE = 0.3
+_TAIL_PATIENCE = 0.2
+_LOST_POLL = 1.0
+_REASON_PATIENCE = 0.3
 _KILLED = 137
-_SEND_SIGNAL = 'kill -s "$1" -- "-$2"'
+_NOT_FOUND = 127
 
 
 @dataclass(frozen=True)
@@ -64,141 +61,112 @@ class KernelProcess:
 
     Attributes
     ----------
-    pid
-        Its process id in the sandbox, which is also its process group's.
     exit_code
-        `None` while it runs.
+        `None` while it runs; 137 also when it ended in a way that cannot be known.
+    exited
+        Set once it has ended, and how has been found out as far as that is possible.
     """
 
-    def __init__(self, sandbox: LiveSandbox, stream: ExecStream) -> None:
-        self.pid = 0
+    def __init__(self, sandbox: LiveSandbox, process: Process, words: LastWords) -> None:
         self.exit_code: int | None = None
         self.exited = asyncio.Event()
         self._sandbox = sandbox
-        self._stream = stream
-        self._output = {1: bytearray(), 2: bytearray()}
-        self._tasks: list[asyncio.Task[None]] = []
+        self._process = process
+        self._words = words
+        self._cleared = False
+        self._tasks = [
+            asyncio.create_task(self._follow(), name="kernel-process"),
+            asyncio.create_task(self._watch_sandbox(), name="kernel-sandbox"),
+        ]
 
     @classmethod
     async def start(cls, sandbox: LiveSandbox, order: KernelOrder) -> KernelProcess:
-        """Start the kernel and return once its pid is known.
+        """Start the launcher, which becomes the kernel; a paused sandbox is resumed first.
 
         Raises
         ------
         SandboxImageUnsuitableError
-            The image has no Python for the launcher, or not the kernel's program.
+            The image lacks Python for the launcher, or what every command needs.
+        SandboxGoneError
+            The sandbox has ended, and why.
         SandboxStartError
-            The kernel's command could not be started.
+            Nothing was started.
         """
-        argv = loader_argv()
-        stream = await sandbox.exec(argv, user=CODE_USER)
-        process = cls(sandbox, stream)
-        try:
-            async with asyncio.timeout(REPORT_TIMEOUT):
-                await process._launch(order)
-        except TimeoutError as error:
-            await stream.close()
-            if isinstance(error, SandboxError):
-                raise
-            raise SandboxStartError(
-                f"the kernel's command did not start within {REPORT_TIMEOUT:g} s"
-            ) from error
-        except BaseException:
-            await stream.close()
-            raise
-        process._tasks = [
-            asyncio.create_task(process._read_output(), name="kernel-output"),
-            asyncio.create_task(process._watch_events(), name="kernel-events"),
-            asyncio.create_task(process._watch_sandbox(), name="kernel-sandbox"),
-        ]
-        return process
-
-    async def _launch(self, order: KernelOrder) -> None:
-        nonce = secrets.token_hex(16)
+        words = LastWords()
+        begin = functools.partial(
+            launch,
+            sandbox.engine,
+            sandbox.id,
+            sink=words,
+            user=CODE_USER,
+            env={},
+            cwd=order.cwd,
+            timeout=None,
+            idle_timeout=None,
+            tty=None,
+            output_limit=sys.maxsize,
+            # The relay's pings are more patient with an engine that is silent for a moment.
+            heartbeat=False,
+        )
         letter = {
-            "nonce": nonce,
             "argv": order.argv,
             "connection": order.connection,
             "environment": dict(order.environment),
-            "cwd": order.cwd,
             "runtime_dir": "/home/sbx",
         }
-        await self._stream.write(launcher_program() + json.dumps(letter).encode() + b"\n")
-        said = await self._first_line()
-        marker = nonce.encode() + b" "
-        if not said.startswith(marker):
-            await self._explain_silence(said)
-        report = json.loads(said[len(marker) :])
-        if "error" in report:
-            raise SandboxStartError(f"The kernel cannot start: {report['error']}")
-        self.pid = int(report["pid"])
-
-    async def _first_line(self) -> bytes:
-        said = bytearray()
-        while b"\n" not in said and len(said) < _REPORT_LIMIT:
-            chunk = await self._stream.read()
-            if chunk is None:
-                break
-            if chunk.stream == 1:
-                said += chunk.data
-            else:
-                self._keep(chunk)
-        line, _, rest = bytes(said).partition(b"\n")
-        self._keep(Chunk(1, rest))
-        return line
-
-    async def _explain_silence(self, said: bytes) -> None:
-        """Raise the error that says why there was no report."""
-        state = await self._sandbox.engine.inspect_exec(self._stream.id)
-        error = unsuitable(state.exit_code, self._sandbox.spec.image)
-        if error is not None:
-            raise error
-        shown = ascii((said + b" " + bytes(self._output[2])).decode(errors="replace")[-300:])
-        raise SandboxStartError(
-            f"The kernel's launcher ended with exit code {state.exit_code}: {shown}"
-        )
+        program = launcher_program() + json.dumps(letter).encode() + b"\n"
+        await sandbox.wake()
+        try:
+            process = await start_program(begin, program)
+        except CommandNotFoundError as error:
+            raise unsuitable(_NOT_FOUND, sandbox.spec.image) or error from error
+        except SandboxGoneError as error:
+            # The news of why is a moment behind.
+            await asyncio.wait({sandbox.ended}, timeout=_REASON_PATIENCE)
+            if not sandbox.ended.done():
+                raise
+            raise SandboxGoneError(sandbox.ended.result().text) from error
+        return cls(sandbox, process, words)
 
     # -- its end ------------------------------------------------------------------------------
 
-    async def _read_output(self) -> None:
+    async def _follow(self) -> None:
+        """Notice the end, and find out about it."""
+        process = self._process
+        reported = await process.over()
         try:
-            while (chunk := await self._stream.read()) is not None:
-                self._keep(chunk)
+            async with asyncio.timeout(_TAIL_PATIENCE):
+                await process.wait()
+        except TimeoutError:
+            # Without a report nobody is left to tell more. Else something that it started still
+            # holds its output, and that would not be a kernel's child any more.
+            if reported is not None:
+                with contextlib.suppress(SandboxError):
+                    await self.kill()
+        except SandboxGoneError:
+            pass
         except SandboxError as error:
-            log.debug("kernel output of %s broke: %s", self._sandbox.short_id, error)
-        await self._inspect()
+            log.debug("the kernel of %s is lost: %s", self._sandbox.short_id, error)
+            if self.end.reason == "engine-lost":
+                await self._find_out()
+        code = self.end.code
+        self._exit(_KILLED if code is None else code)
 
-    async def _watch_events(self) -> None:
-        async with self._sandbox.engine.events.watch(self._sandbox.id) as watch:
-            async for event in watch:
-                if event.action == "exec_die" and event.attributes.get("execID") == self._stream.id:
-                    code = event.attributes.get("exitCode", "")
-                    await self._exit_soon(int(code) if code.isdecimal() else _KILLED)
+    async def _find_out(self) -> None:
+        """Wait for the end of a kernel of which the stream broke while its engine goes on."""
+        while True:
+            try:
+                if await self._process.reattach() is not None:
                     return
-                if event.action in (RESYNC, LOST):
-                    await self._inspect()
+            except SandboxGoneError:
+                return
+            except SandboxError as error:
+                log.debug("no news of the kernel of %s: %s", self._sandbox.short_id, error)
+            await asyncio.sleep(_LOST_POLL)
 
     async def _watch_sandbox(self) -> None:
         reason = await asyncio.shield(self._sandbox.ended)
         self._exit(_KILLED if reason.exit_code is None else reason.exit_code or _KILLED)
-
-    async def _inspect(self) -> None:
-        """Learn from the engine whether the process has ended."""
-        try:
-            state = await self._sandbox.engine.inspect_exec(self._stream.id)
-        except SandboxGoneError:
-            self._exit(_KILLED)
-        except SandboxError as error:
-            log.debug("kernel of %s cannot be inspected: %s", self._sandbox.short_id, error)
-        else:
-            if not state.running and state.exit_code is not None:
-                self._exit(state.exit_code)
-
-    async def _exit_soon(self, code: int) -> None:
-        """Note the end, after giving the last output a moment to arrive."""
-        reader = self._tasks[0]
-        await asyncio.wait([reader], timeout=_TAIL_PATIENCE)
-        self._exit(code)
 
     def _exit(self, code: int) -> None:
         if self.exit_code is None:
@@ -206,16 +174,14 @@ class KernelProcess:
             self.exited.set()
             log.info("kernel in sandbox %s ended with exit code %d", self._sandbox.short_id, code)
 
-    def _keep(self, chunk: Chunk) -> None:
-        if chunk.data:
-            kept = self._output[chunk.stream]
-            kept += chunk.data
-            del kept[:-_KEPT_OUTPUT]
+    @property
+    def end(self) -> Exit:
+        """How it ended, as far as that is known now."""
+        return self._process.exit
 
     def forget_output(self) -> None:
         """Drop what was written while it started: it would not explain a later end."""
-        for kept in self._output.values():
-            kept.clear()
+        self._words.clear()
 
     def last_words(self, streams: Sequence[int] = (1, 2), lines: int = 8) -> str:
         """Return the last lines that the process wrote, with control characters escaped.
@@ -227,32 +193,68 @@ class KernelProcess:
         lines
             How many.
         """
-        text = "\n".join(self._output[s].decode(errors="replace").strip() for s in streams).strip()
-        kept = text.splitlines()[-lines:]
-        return "\n".join("".join(c if c.isprintable() else ascii(c)[1:-1] for c in k) for k in kept)
+        return self._words.text(streams, lines)
+
+    def unsuitable(self) -> SandboxImageUnsuitableError | None:
+        """Return the error that its end means when the launcher could not run at all."""
+        said = self._words.text((1, 2), 1)
+        return None if said else unsuitable(self.exit_code, self._sandbox.spec.image)
 
     # -- what can be done to it ---------------------------------------------------------------
 
     async def send_signal(self, number: int) -> None:
         """Send a signal to the process's group; nothing happens when it has ended."""
-        if self.exit_code is not None:
-            return
-        name = signal.Signals(number).name.removeprefix("SIG")
-        argv = ["sh", "-c", _SEND_SIGNAL, "kill", name, str(self.pid)]
-        with contextlib.suppress(SandboxGoneError):
-            async with (
-                asyncio.timeout(_SIGNAL_TIMEOUT),
-                await self._sandbox.engine.exec(
-                    self._sandbox.id, argv, user=CODE_USER, stdin=False
-                ) as stream,
-            ):
-                while await stream.read() is not None:
-                    pass
+        if self.exit_code is None:
+            await self._process.signal(number)
+
+    async def kill(self) -> StopReport:
+        """End it and everything that it started, whether it still runs or not.
+
+        Raises
+        ------
+        SandboxError
+            As `Process.kill`.
+        """
+        if self._cleared:
+            return StopReport("nothing")
+        report = await self._process.kill_leftovers()
+        # What is stopped below the engine's init has left nobody behind.
+        self._cleared = not report.left
+        return report
 
     async def forget(self) -> None:
         """Stop watching the process; it is not ended by this."""
         for task in self._tasks:
             task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
-        await self._stream.close()
+        await asyncio.wait(self._tasks)
+        await self._process.close()
+
+
+class LastWords:
+    """Keeps the end of each stream of a process; a sink of its output."""
+
+    def __init__(self) -> None:
+        self._kept = {1: bytearray(), 2: bytearray()}
+
+    def put(self, chunk: Chunk) -> None:
+        """Take a chunk."""
+        kept = self._kept[chunk.stream]
+        kept += chunk.data
+        del kept[:-_KEPT_OUTPUT]
+
+    def end(self) -> None:
+        """Keep what was taken."""
+
+    def close(self) -> None:
+        """Keep what was taken."""
+
+    def clear(self) -> None:
+        """Drop it."""
+        for kept in self._kept.values():
+            kept.clear()
+
+    def text(self, streams: Sequence[int], lines: int) -> str:
+        """Return the last lines, with control characters escaped."""
+        text = "\n".join(self._kept[s].decode(errors="replace").strip() for s in streams).strip()
+        kept = text.splitlines()[-lines:]
+        return "\n".join("".join(c if c.isprintable() else ascii(c)[1:-1] for c in k) for k in kept)

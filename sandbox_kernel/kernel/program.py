@@ -5,9 +5,9 @@ from __future__ import annotations
 import importlib.resources
 from functools import cache
 
-from sandbox_kernel.process.program import bundled, framed, loader_argv, unsuitable
+from sandbox_kernel.process.program import bundled, framed, start_program, unsuitable
 
-__all__ = ["launcher_program", "loader_argv", "relay_program", "unsuitable"]
+__all__ = ["launcher_program", "relay_program", "start_program", "unsuitable"]
 
 
 @cache

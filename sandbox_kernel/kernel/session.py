@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import hashlib
 import logging
 import signal
 import time
@@ -24,21 +26,29 @@ from sandbox_kernel.errors import (
     SandboxProtocolError,
     SandboxStartError,
     SandboxUnavailableError,
+    SandboxUnknownOutcomeError,
 )
 from sandbox_kernel.kernel.channels import Address, Channels
 from sandbox_kernel.kernel.link import RelayLink, RelayReport
-from sandbox_kernel.kernel.obituary import Obituary, parent_header, stream_message
+from sandbox_kernel.kernel.obituary import (
+    Obituary,
+    cause_of_death,
+    parent_header,
+    stream_message,
+)
 from sandbox_kernel.kernel.process import KernelOrder, KernelProcess
-from sandbox_kernel.kernel.program import loader_argv, relay_program, unsuitable
+from sandbox_kernel.kernel.program import relay_program, start_program, unsuitable
+from sandbox_kernel.kernel.wire import CHANNELS
 from sandbox_kernel.kernel.zmtp import ZmtpLimits
 from sandbox_kernel.policy import Quota
+from sandbox_kernel.process.stop import STOP_TIMEOUT
 from sandbox_kernel.sandbox.live import CONTROL_USER, LiveSandbox
 from sandbox_kernel.sandbox.spec import SandboxSpec
 
 log = logging.getLogger(__name__)
 
-KERNEL_PORTS = (31001, 31002, 31003, 31004, 31005)
-"""Loopback ports in a sandbox, in the order of ``CHANNELS``; below the ephemeral range."""
+KERNEL_PORTS = range(20001, 32766)
+"""Loopback ports in a sandbox that kernels listen on; below the ephemeral range."""
 
 HELLO_TIMEOUT = 20.0
 NEWS_PATIENCE = 0.5
@@ -48,6 +58,18 @@ a client's socket connects again after 0.1 s."""
 _REASON_PATIENCE = 0.3
 _KILLED = 137
 _CONTROL_UID = int(CONTROL_USER.partition(":")[0])
+
+
+def kernel_ports(kernel_id: str) -> tuple[int, ...]:
+    """Return a kernel's ports, in the order of ``CHANNELS``.
+
+    Kernels of one workspace share a sandbox and its loopback. That two of them get the same ports
+    is as good as excluded; the second one then does not start, and says why.
+    """
+    count = len(CHANNELS)
+    place = int.from_bytes(hashlib.sha256(kernel_id.encode("utf-8", "replace")).digest()[:8], "big")
+    first = KERNEL_PORTS.start + place % (len(KERNEL_PORTS) // count) * count
+    return tuple(range(first, first + count))
 
 
 class KernelSession:
@@ -69,7 +91,7 @@ class KernelSession:
         self._mourner: asyncio.Task[None] | None = None
         self._obituary: Obituary | None = None
         self._trouble = ""
-        self._clean = True
+        self._ports: tuple[int, ...] = ()
 
     @classmethod
     async def open(
@@ -126,13 +148,14 @@ class KernelSession:
             The kernel did not come up; the text says why, with its last lines.
         """
         began = time.monotonic()
+        self._ports = tuple(int(str(order.connection[f"{name}_port"])) for name in CHANNELS)
         try:
             async with asyncio.timeout(timeout):
                 await self._clear()
                 await self.channels.listen()
                 # The relay second: it is ready long before the kernel listens, and beside the
                 # kernel's own start it would only take processor time from that.
-                await self._start_process(order)
+                self.process = await KernelProcess.start(self.sandbox, order)
                 if self._relay is None:
                     await self._start_relay()
                 await self._until_it_listens()
@@ -155,11 +178,9 @@ class KernelSession:
 
     async def _clear(self) -> None:
         """End what an earlier kernel has left, so that the new one starts clean (K3)."""
+        if self.process is not None and (await self.process.kill()).found == "container":
+            raise SandboxGoneError("The sandbox had to be ended with its processes.")
         await self._forget_process()
-        if not self._clean:
-            if await self.sandbox.kill_user_processes() == "container":
-                raise SandboxGoneError("The sandbox had to be ended with its processes.")
-            self._clean = True
 
     async def _forget_process(self) -> None:
         if self._mourner is not None:
@@ -172,17 +193,13 @@ class KernelSession:
             await self.process.forget()
             self.process = None
 
-    async def _start_process(self, order: KernelOrder) -> None:
-        self._clean = False
-        self.process = await KernelProcess.start(self.sandbox, order)
-
     async def _start_relay(self) -> None:
-        stream = await self.sandbox.exec(loader_argv(), user=CONTROL_USER)
+        begin = functools.partial(self.sandbox.exec, user=CONTROL_USER)
+        stream = await start_program(begin, relay_program())
         try:
-            await stream.write(relay_program())
             link = RelayLink(stream, self.sandbox.short_id)
             try:
-                report = await link.greet(KERNEL_PORTS, HELLO_TIMEOUT)
+                report = await link.greet(self._ports, HELLO_TIMEOUT)
             except SandboxProtocolError as error:
                 state = await self.sandbox.engine.inspect_exec(stream.id)
                 cause = unsuitable(state.exit_code, self.sandbox.spec.image)
@@ -222,7 +239,8 @@ class KernelSession:
                 task.cancel()
             await asyncio.wait({listens, exited})
         if listens.cancelled():
-            raise SandboxStartError(self.why_it_ended() + self._last_words())
+            why = SandboxStartError(self.why_it_ended() + self._last_words())
+            raise self.process.unsuitable() or why
 
     async def _tell_of_its_end(self, connection: Mapping[str, object]) -> None:
         """Say why a kernel ended that nobody asked to end, in the log and to its clients."""
@@ -268,11 +286,9 @@ class KernelSession:
             return self.sandbox.ended.result().text
         if self._lost:
             return self._trouble
-        code = self.exit_code
-        if code == _KILLED and self.sandbox.out_of_memory_events:
-            size = self.sandbox.limits.memory // (1 << 20)
-            return f"The kernel ran out of memory; the limit of the sandbox is {size} MiB."
-        return f"The kernel ended with exit code {code}."
+        if self.process is None or self.exit_code is None:
+            return "The kernel has not been started."
+        return cause_of_death(self.process.end, self.exit_code, self.sandbox.limits)
 
     def _last_words(self, of_its_errors: bool = False) -> str:
         streams = (2,) if of_its_errors else (1, 2)
@@ -287,27 +303,38 @@ class KernelSession:
             await self.process.send_signal(number)
 
     async def kill(self) -> None:
-        """End the kernel and every process of its user, at once."""
+        """End the kernel and everything that it started, at once."""
         if self.process is None or self.sandbox.ended.done():
             return
         self._expect_its_end()
-        with contextlib.suppress(SandboxGoneError):
-            outcome = await self.sandbox.kill_user_processes()
-            self._clean = outcome == "processes"
-        await self.process.exited.wait()
+        with contextlib.suppress(SandboxGoneError, SandboxUnknownOutcomeError):
+            await self.process.kill()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(STOP_TIMEOUT):
+                await self.process.exited.wait()
 
     async def pause_clients(self) -> None:
         """Close the endpoints until the next launch; clients connect again by themselves."""
         await self.channels.stop_listening()
 
     async def close(self) -> None:
-        """End everything; idempotent, bounded by the bounds of its parts."""
+        """End everything of the kernel; idempotent, bounded by the bounds of its parts.
+
+        A sandbox that others hold too goes on for them, without the kernel and what it started.
+        """
         await self.channels.stop_listening()
         if self._relay is not None:
             self._relay.cancel()
             await asyncio.wait({self._relay})
+        if self.process is not None and self.sandbox.spec.is_shared and self.usable:
+            try:
+                await self.process.kill()
+            except SandboxError as error:
+                log.warning(
+                    "sandbox %s: its kernel was not ended: %s", self.sandbox.short_id, error
+                )
         await self._forget_process()
-        await self.sandbox.destroy()
+        await self.sandbox.close()
 
     async def close_at_exit(self) -> None:
         """Close when the process ends, letting through what clients have just written."""

@@ -146,8 +146,16 @@ async def launch(
     idle_timeout: float | None,
     tty: tuple[int, int] | None,
     output_limit: int,
+    heartbeat: bool = True,
 ) -> Process:
-    """Start a command whose output goes to a sink; otherwise as `start`."""
+    """Start a command whose output goes to a sink; otherwise as `start`.
+
+    Parameters
+    ----------
+    heartbeat
+        Whether the command counts as lost as soon as the engine is silent (W23); else the caller
+        has a way of its own to notice that.
+    """
     for setting, seconds in (("timeout", timeout), ("idle_timeout", idle_timeout)):
         if seconds is not None and not seconds > 0:
             raise SandboxSpecRejectedError(
@@ -172,6 +180,8 @@ async def launch(
                 raise process._late_start() from error
             raise
         process._watch_time(timeout, idle_timeout)
+        if not heartbeat:
+            await process._heartbeat.leave(process._lose)
         return process
 
 
@@ -206,6 +216,7 @@ class Process:
         self._code: int | None = None
         self._drained = asyncio.Event()
         self._ended = asyncio.Event()
+        self._over = asyncio.Event()
         self._error: SandboxError | None = None
         self._held = False
         self._given = False
@@ -402,6 +413,7 @@ class Process:
         if not self._ended.is_set():
             self._error = error
             self._ended.set()
+            self._over.set()
             if self.identity is not None:
                 # One that did not start has no output, and its sink may get that of another try.
                 self._sink.end()
@@ -413,9 +425,14 @@ class Process:
                 async for event in watch:
                     if event.action == "oom":
                         self._out_of_memory = True
+                    elif event.action == "exec_die" and self._is_mine(event.attributes):
+                        self._over.set()
         except SandboxError as error:
             if not watching.done():
                 watching.set_exception(error)
+
+    def _is_mine(self, attributes: Mapping[str, str]) -> bool:
+        return self._stream is not None and attributes.get("execID") == self._stream.id
 
     def _lose(self, why: str) -> None:
         """Hear from the heartbeat that the engine is silent: nothing else will end this."""
@@ -741,6 +758,21 @@ class Process:
         if self._error is not None:
             raise self._error
         return self.exit
+
+    async def over(self) -> int | None:
+        """Wait until the command's own process has ended, or nothing more is heard of it.
+
+        Sooner than `wait`: who holds the output is not waited for, and the code that is returned
+        is what the wrapper said, `None` when it said none, and not proved by anything else yet.
+        """
+        heard = [asyncio.ensure_future(e.wait()) for e in (self._intake.status, self._over)]
+        try:
+            await asyncio.wait(heard, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for waiting in heard:
+                waiting.cancel()
+            await asyncio.gather(*heard, return_exceptions=True)
+        return self._intake.code
 
     async def reattach(self, timeout: float = 0.0) -> Exit | None:
         """Find out, after the connection was lost, what has become of the command.

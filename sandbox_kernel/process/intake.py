@@ -13,7 +13,7 @@ from typing import Final
 
 from sandbox_kernel.errors import SandboxError, SandboxImageUnsuitableError
 from sandbox_kernel.process.output import Reports, Sink
-from sandbox_kernel.process.result import Chunk, CommandStartError
+from sandbox_kernel.process.result import Chunk, CommandNotFoundError, CommandStartError
 from sandbox_kernel.process.stop import Identity, Kind
 from sandbox_kernel.process.verdict import Evidence, parse_evidence, parse_identity
 
@@ -191,4 +191,5 @@ def _refusal(what: str) -> SandboxError:
         return SandboxImageUnsuitableError(
             f"The image lacks {what.removeprefix('missing ')}, without which no command can be run"
         )
-    return CommandStartError(f"The command was not started: {_REFUSALS.get(what, what)}")
+    kind = CommandNotFoundError if what == "not-found" else CommandStartError
+    return kind(f"The command was not started: {_REFUSALS.get(what, what)}")

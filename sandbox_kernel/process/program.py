@@ -9,7 +9,9 @@ What the programs are belongs to the packages that send them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from types import TracebackType
+from typing import Protocol, TypeVar
 
 from sandbox_kernel.errors import SandboxImageUnsuitableError
 
@@ -35,6 +37,25 @@ def take(count):
 exec(compile(take(int(take(8))), "<sandbox-kernel>", "exec"))
 """
 
+
+class Started(Protocol):
+    """What runs in a sandbox and takes input; leaving it ends it."""
+
+    async def write(self, data: bytes, /) -> None:
+        """Send input."""
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+        /,
+    ) -> object:
+        """Let go of it."""
+
+
+_Started = TypeVar("_Started", bound=Started)
+
 _PACKAGE = """\
 import sys, types
 sys.modules.setdefault({name!r}, types.ModuleType({name!r}))
@@ -54,6 +75,27 @@ def loader_argv(python: str = "python3") -> list[str]:
         The interpreter, as found in the image.
     """
     return [python, "-I", "-S", "-c", _LOADER]
+
+
+async def start_program(
+    start: Callable[[list[str]], Awaitable[_Started]], program: bytes
+) -> _Started:
+    """Start the loader and send it a program; when this fails, the loader has been ended.
+
+    Parameters
+    ----------
+    start
+        A way to start an argv in a sandbox.
+    program
+        As `framed` or `bundled` gives it, with the program's own first input after it.
+    """
+    started = await start(loader_argv())
+    try:
+        await started.write(program)
+    except BaseException as error:
+        await started.__aexit__(type(error), error, error.__traceback__)
+        raise
+    return started
 
 
 def unsuitable(

@@ -132,6 +132,10 @@ class CommandStartError(CommandError, SandboxStartError):
     reason: Reason = "start-failed"
 
 
+class CommandNotFoundError(CommandStartError):
+    """The sandbox has no such program: another one, or another image, can help."""
+
+
 class CommandTimeoutError(CommandError, SandboxExecTimeoutError):
     """A command ran into a timeout; the counts include what was on its way (W19).
 

@@ -138,8 +138,8 @@ def verdict(
     if code == 0:
         return "finished", ""
     if evidence.oom_kills:
-        times = _times(evidence.oom_kills, "process", "processes")
-        return "out-of-memory", f"{times} of the sandbox killed for lack of memory"
+        times = _times(evidence.oom_kills, "process was", "processes were")
+        return "out-of-memory", f"{times} killed for lack of memory in the sandbox"
     if evidence.oom_kills is None and out_of_memory and code == KILLED:
         return "out-of-memory", _ENGINE_SAYS
     if evidence.refused_forks:

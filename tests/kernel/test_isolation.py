@@ -122,7 +122,8 @@ for name in ("json", "selectors", "socket", "struct", "tempfile"):
     )
     code = manager.provisioner._session.sandbox
     from sandbox_kernel.engine.thread import EngineThread
-    from sandbox_kernel.kernel.program import loader_argv, relay_program
+    from sandbox_kernel.kernel.program import relay_program
+    from sandbox_kernel.process.program import loader_argv
 
     async def start_another_relay() -> None:
         async with await code.exec(loader_argv(), user="10002:10002") as stream:

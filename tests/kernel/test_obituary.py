@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,13 +16,14 @@ import zmq
 import zmq.asyncio
 from hypothesis import given
 from hypothesis import strategies as st
+from jupyter_client.manager import AsyncKernelManager
 from jupyter_client.session import Session
 from nbclient import NotebookClient
 from nbclient.exceptions import DeadKernelError
 
 from sandbox_kernel.kernel.obituary import LARGEST_HEADER, Obituary, parent_header, stream_message
 from tests.engines import Engines
-from tests.kernel.conftest import MakeManager, connect, evaluate
+from tests.kernel.conftest import MakeManager, connect, evaluate, sandbox_spec
 from tests.kernel.test_provisioner import is_dead, sandbox_of
 
 KEY = b"0123456789"
@@ -136,9 +139,12 @@ async def told(client: Any, request: str) -> str:
 # ipykernel reads what goes to the descriptor 2 by itself, and keeps the one that it was given.
 CRASH = "import os, sys; os.write(sys.stderr._original_stdstream_copy, b'oh no\\n'); os.abort()"
 DEATHS: list[tuple[str, str]] = [
-    ("import os; os._exit(3)", "exit code 3"),
-    (CRASH, "exit code 134. Its last lines were:\noh no\n"),
-    ("x = []\nwhile True: x.append(bytearray(10 << 20))", "limit of the sandbox is 256 MiB"),
+    ("import os; os._exit(3)", r"The kernel ended with exit code 3\.\n"),
+    (CRASH, r"ended with exit code 134\. Its last lines were:\noh no\n"),
+    (
+        "x = []\nwhile True: x.append(bytearray(10 << 20))",
+        r"of memory; the limit of the sandbox is 256 MiB, and the most that it used is 25\d MiB",
+    ),
 ]
 
 
@@ -146,17 +152,69 @@ DEATHS: list[tuple[str, str]] = [
 async def test_the_cell_shows_why_its_kernel_died(
     make_manager: MakeManager, code: str, reason: str
 ) -> None:
-    """K4: and the restarted kernel's messages arrive as ever."""
+    """K4, peers 22, RES-04: and the restarted kernel's messages arrive as ever."""
     manager = make_manager(mem_limit="256M")
     await manager.start_kernel()
     client = await connect(manager)
-    text = await told(client, client.execute(code))
-    assert reason in text
+    assert re.search(reason, await told(client, client.execute(code)))
     assert await is_dead(manager, within=10)
     await manager.restart_kernel(now=True)
     await client.wait_for_ready(timeout=60)
     assert await evaluate(client, "print(7)") == 7
     client.stop_channels()
+
+
+FORKS = """
+import os, signal
+children = []
+try:
+    while True:
+        if (child := os.fork()) == 0:
+            signal.pause()
+        children.append(child)
+except OSError:
+    for child in children:
+        os.kill(child, 9)
+        os.waitpid(child, 0)
+os.abort()
+"""
+FILLS = (
+    "import os\nwith open('/tmp/big', 'wb', 0) as file:\n    while True: file.write(bytes(1 << 20))"
+)
+SHORTAGES = [
+    (FORKS, r"exit code 134\. Since it started, \d+ process.* limit was reached \(64 processes\)"),
+    (
+        f"import os\ntry: exec({FILLS!r})\nexcept OSError: os._exit(5)",
+        r"exit code 5, and no room is left in /tmp\.",
+    ),
+    (
+        "import os, subprocess\n"
+        "subprocess.run(['python3', '-c', 'x = []\\nwhile True: x.append(bytearray(10 << 20))'])\n"
+        "os._exit(6)",
+        r"exit code 6\. Since it started, 1 process was killed .*, which has 256 MiB\.",
+    ),
+]
+
+
+@pytest.mark.parametrize(("code", "reason"), SHORTAGES, ids=["pids", "disk", "memory of a child"])
+async def test_what_ran_short_in_the_sandbox_is_told_with_a_death(
+    engines: Engines, code: str, reason: str
+) -> None:
+    """K4, RES-01, RES-02, peers 22: by what the kernel counted; no blame where the code is other.
+
+    By one way to the engine only: the evidence is the same.
+    """
+    manager = AsyncKernelManager(kernel_id=uuid.uuid4().hex)
+    manager._kernel_spec = sandbox_spec(
+        engines.unix_endpoint, mem_limit="256M", pids_limit=64, tmpfs_size="8M"
+    )
+    await manager.start_kernel()
+    try:
+        client = await connect(manager)
+        assert re.search(reason, await told(client, client.execute(code)))
+        client.stop_channels()
+    finally:
+        await manager.shutdown_kernel(now=True)
 
 
 async def test_a_sandbox_removed_by_hand_is_told_of_too(

@@ -22,7 +22,8 @@ import pytest
 from sandbox_kernel.engine.streams import Chunk
 from sandbox_kernel.kernel import wire
 from sandbox_kernel.kernel.link import RelayLink
-from sandbox_kernel.kernel.program import loader_argv, relay_program
+from sandbox_kernel.kernel.program import relay_program
+from sandbox_kernel.process.program import loader_argv
 from tests.kernel.test_link import Recorder
 
 
