@@ -160,6 +160,53 @@ class SandboxDefaults(Configurable):
         help="""The least isolation: 'container' shares the kernel of the engine's machine, 'vm' has
         one of its own and needs a runtime that gives it (gVisor, Kata).""",
     ).tag(config=True, part="sandbox", built_in="container", since="0.2")
+    template = Unicode(
+        None,
+        allow_none=True,
+        help="""A folder of this machine that each new workspace begins as a copy of. For a kernel,
+        a relative path begins in the notebook's folder.
+
+        Example: '/srv/courses/physics/template'""",
+    ).tag(config=True, part="sandbox", built_in=None, since="0.2")
+    project = Unicode(
+        None,
+        allow_none=True,
+        help="""A folder of this machine of which a snapshot lies, read-only, in /project; what its
+        .dockerignore and .gitignore name stays outside. For a kernel, a relative path begins in
+        the notebook's folder.
+
+        Example: '.'""",
+    ).tag(config=True, part="sandbox", built_in=None, since="0.2")
+    data_sets = Dict(
+        default_value=None,
+        key_trait=Unicode(),
+        value_trait=Unicode(),
+        allow_none=True,
+        help="""Volumes of the engine that appear, read-only, as /data/NAME. Only those that the
+        policy grants. Layers add to each other, name by name.
+
+        Example: {'iris': 'course-iris'}""",
+    ).tag(config=True, part="sandbox", built_in={}, since="0.2")
+    devices = List(
+        Unicode(),
+        default_value=None,
+        allow_none=True,
+        help="""Devices for the code in the sandbox, of those that the policy grants: 'gpus=all',
+        'gpus=2', or a name that the engine's administrator has described.
+
+        Example: ['gpus=1']""",
+    ).tag(config=True, part="sandbox", built_in=[], since="0.2")
+    mounts = Dict(
+        default_value=None,
+        key_trait=Unicode(),
+        value_trait=Unicode(),
+        allow_none=True,
+        help="""Folders of the engine's machine that appear as /mnt/NAME: read-only, or with ':rw'
+        to be written to. Only with an engine on this machine, and only those that the policy
+        grants. Layers add to each other, name by name.
+
+        Example: {'shared': '/srv/shared', 'results': '/srv/results:rw'}""",
+    ).tag(config=True, part="sandbox", built_in={}, since="0.2")
     environment = Dict(
         default_value=None,
         key_trait=Unicode(),
@@ -257,6 +304,16 @@ class SandboxDefaults(Configurable):
     max_timeout = Float(
         None, allow_none=True, help="The longest timeout in seconds that a command may ask for."
     ).tag(config=True, part="command", built_in=3600.0, since="0.2")
+    workspace = Unicode(
+        None,
+        allow_none=True,
+        help="""Which workspace a kernel gets. 'ephemeral' goes with its sandbox; 'notebook' is
+        that of the notebook, 'user' one for all notebooks of a person, and any other text the
+        name of one, for all of that person's kernels that name it. All but the first outlive
+        sandbox and server.
+
+        Example: 'notebook'""",
+    ).tag(config=True, part="kernel", built_in="ephemeral", since="0.2")
     env_keep = List(
         Unicode(),
         default_value=None,

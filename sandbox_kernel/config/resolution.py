@@ -287,8 +287,16 @@ def _layers(
             for name, value in file.section(section).items():
                 yield name, value, origin
     for name, value in requested.items():
-        if name in SETTINGS:
+        if _is_asked_of(door, name):
             yield name, value, Origin("caller")
+
+
+def _is_asked_of(door: Door, name: str) -> bool:
+    """Whether a name is that of a setting at a door: a kernel's settings are for kernels alone.
+
+    Of a spec, ``workspace`` is a key, and of a kernel it says how to come by one.
+    """
+    return name in SETTINGS and (SETTINGS[name].part != "kernel" or door == "kernel")
 
 
 def _layered(
@@ -311,7 +319,7 @@ def _layered(
         if name == "require_explicit_host" and below:
             continue
         settings[name] = Effective(value, origin)
-    further = {n: v for n, v in requested.items() if n not in SETTINGS and v is not None}
+    further = {n: v for n, v in requested.items() if not _is_asked_of(door, n) and v is not None}
     return settings, further
 
 

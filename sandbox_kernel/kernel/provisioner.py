@@ -16,6 +16,7 @@ import signal
 import sys
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 import zmq
@@ -38,8 +39,9 @@ from sandbox_kernel.kernel.channels import Address
 from sandbox_kernel.kernel.folder import PrivateFolder
 from sandbox_kernel.kernel.launch_error import KernelLaunchError, launch_error
 from sandbox_kernel.kernel.process import KernelOrder
-from sandbox_kernel.kernel.session import KERNEL_PORTS, KernelSession
+from sandbox_kernel.kernel.session import KernelSession, kernel_ports
 from sandbox_kernel.kernel.wire import CHANNELS
+from sandbox_kernel.kernel.workspace import workspace_of
 from sandbox_kernel.kernel.zmtp import ZmtpLimits
 from sandbox_kernel.sandbox import labels as names
 from sandbox_kernel.sandbox.order import Order, settle
@@ -86,6 +88,7 @@ class SandboxProvisioner(KernelProvisionerBase, SandboxDefaults):  # type: ignor
         self._ran_before = False
         self._order: KernelOrder | None = None
         self._settled: Order | None = None
+        self._ports_inside = kernel_ports(self.kernel_id)
         self._folder: PrivateFolder | None = None
         self._ports_cached = False
         self._withdraw: Callable[[], None] | None = None
@@ -192,8 +195,9 @@ class SandboxProvisioner(KernelProvisionerBase, SandboxDefaults):  # type: ignor
         KernelLaunchError
             The configuration has something wrong in it, or the policy refuses the kernel.
         """
+        outer = dict(kwargs.get("env") or os.environ)
         try:
-            self._settled = self._settle()
+            self._settled = self._settle(outer, str(kwargs.get("cwd") or "."))
         except SandboxError as error:
             await self._give_up()
             raise launch_error(error) from error
@@ -201,7 +205,6 @@ class SandboxProvisioner(KernelProvisionerBase, SandboxDefaults):  # type: ignor
         for unused in ("stdout", "stderr", "stdin", "independent", "transport_encryption"):
             kwargs.pop(unused, None)
         arguments = list(kwargs.pop("extra_arguments", None) or ())
-        outer = dict(kwargs.get("env") or os.environ)
         self._prepare_connection(manager, self._settled.settings["local_transport"])
         self._prepare_encryption(manager)
         notebook = os.path.basename(outer.get("JPY_SESSION_NAME", ""))  # noqa: PTH119
@@ -329,7 +332,7 @@ class SandboxProvisioner(KernelProvisionerBase, SandboxDefaults):  # type: ignor
         }
         return {
             **inner,
-            **dict(zip(PORT_NAMES, KERNEL_PORTS, strict=True)),
+            **dict(zip(PORT_NAMES, self._ports_inside, strict=True)),
             "transport": "tcp",
             "ip": "127.0.0.1",
             "kernel_name": self._manager.kernel_name,
@@ -355,13 +358,35 @@ class SandboxProvisioner(KernelProvisionerBase, SandboxDefaults):  # type: ignor
         }
         return {**home, **session, **kept, **spec, **settings["environment"]}
 
-    def _settle(self) -> Order:
-        """Have configuration and policy settle what this kernel asks for."""
+    def _settle(self, outer: Mapping[str, str], folder: str) -> Order:
+        """Have configuration and policy settle what this kernel asks for.
+
+        Parameters
+        ----------
+        outer
+            The variables that the kernel was to get outside of a sandbox.
+        folder
+            Where the kernel was to run: the notebook's folder.
+        """
         said = {name: getattr(self, name) for name in SETTINGS}
         asked = {name: value for name, value in said.items() if value is not None}
         order = settle(asked, door="kernel", variables=tuple(self.kernel_spec.env))
+        spec = order.spec
+        places: dict[str, Any] = {
+            name: str(Path(folder, value).expanduser().absolute())
+            for name, value in (("template", spec.template), ("project", spec.project))
+            if value is not None
+        }
         # The kernel gets its variables with its command, and a restart may change them.
-        return replace(order, spec=replace(order.spec, environment={}))
+        return replace(
+            order,
+            spec=replace(
+                spec,
+                **workspace_of(order.settings["workspace"], outer.get("JPY_SESSION_NAME", "")),
+                **places,
+                environment={},
+            ),
+        )
 
     def _addresses(self) -> dict[str, Address]:
         manager = self._manager

@@ -8,6 +8,7 @@ an engine here, and nothing of Jupyter is known; `sandbox_kernel.config` says wh
 from sandbox_kernel.policy.document import Cap, Consent, MountGrant, PolicyDocument, parse_policy
 from sandbox_kernel.policy.files import POLICY_NAME, load_policy
 from sandbox_kernel.policy.judgement import Decision, Filled, Owner, Policy, Quota
+from sandbox_kernel.policy.mounts import HostFolder, host_folder
 from sandbox_kernel.policy.patterns import EngineRule, check_engine
 from sandbox_kernel.policy.summary import Statement, statements
 
@@ -18,6 +19,7 @@ __all__ = [
     "Decision",
     "EngineRule",
     "Filled",
+    "HostFolder",
     "MountGrant",
     "Owner",
     "Policy",
@@ -25,6 +27,7 @@ __all__ = [
     "Quota",
     "Statement",
     "check_engine",
+    "host_folder",
     "load_policy",
     "parse_policy",
     "statements",

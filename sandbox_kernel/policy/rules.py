@@ -6,7 +6,6 @@ certain file allow a certain value? A field without a rule is none of a policy's
 
 from __future__ import annotations
 
-import posixpath
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
@@ -20,6 +19,7 @@ from sandbox_kernel.policy.document import (
     NUMBER_CAPS,
     PolicyDocument,
 )
+from sandbox_kernel.policy.mounts import host_folder
 from sandbox_kernel.policy.patterns import any_name, image_matches, matches_name
 
 __all__ = ["RULES", "Answer", "Rule"]
@@ -232,24 +232,23 @@ def _names(value: Any) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Mounts:
-    """Folders of the host; each has `source` and `read_only`."""
+    """Folders of the engine's machine, by the names under which the sandbox sees them."""
 
     def fill(self, documents: Sequence[PolicyDocument], built_in: object) -> Filling | None:
         return None
 
     def refuse(self, document: PolicyDocument, value: Any) -> Answer | None:
-        for mount in value:
-            source, read_only = str(mount.source), bool(mount.read_only)
-            plain = source.startswith("/") and posixpath.normpath(source) == source
-            for grant in document.mounts if plain else ():
-                below = source == grant.path or source.startswith(grant.path.rstrip("/") + "/")
-                if below and (read_only or grant.writable):
+        for text in value.values():
+            folder = host_folder(str(text))
+            for grant in document.mounts:
+                below = (folder.path + "/").startswith(grant.path.rstrip("/") + "/")
+                if below and (folder.read_only or grant.writable):
                     break
             else:
-                how = "read-only" if read_only else "for writing"
+                how = "read-only" if folder.read_only else "for writing"
                 paths = [f"{g.path} ({'rw' if g.writable else 'ro'})" for g in document.mounts]
                 remedy = f"It grants {', '.join(paths)}." if paths else "It grants none."
-                return Answer(source, f"does not grant this mount {how}", remedy)
+                return Answer(folder.path, f"does not grant this mount {how}", remedy)
         return None
 
 

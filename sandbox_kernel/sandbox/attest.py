@@ -113,13 +113,17 @@ def _compare_state(
     host = body["HostConfig"]
     # In no order that means anything.
     mounts = sorted(
-        (str(m.get("Destination")), str(m.get("Type")), bool(m.get("RW")), str(m.get("Driver")))
+        (str(m.get("Destination")), str(m.get("Type")), bool(m.get("RW")), m.get("Driver") or "")
         for m in inspected.get("Mounts") or ()
     )
-    volumes = {m.get("Destination"): m.get("Name") for m in inspected.get("Mounts") or ()}
+    volumes = {
+        m.get("Destination"): m.get("Source") if m.get("Type") == "bind" else m.get("Name")
+        for m in inspected.get("Mounts") or ()
+    }
     state = inspected.get("State") or {}
     wanted_mounts = sorted(
-        (m["Target"], m["Type"], not m["ReadOnly"], "local") for m in host["Mounts"]
+        (m["Target"], m["Type"], not m["ReadOnly"], "" if m["Type"] == "bind" else "local")
+        for m in host["Mounts"]
     )
     named = {m["Target"]: m["Source"] for m in host["Mounts"] if "Source" in m}
     command = [inspected.get("Path"), *(inspected.get("Args") or ())]
@@ -127,7 +131,7 @@ def _compare_state(
         ("the image", _image(inspected.get("Image")), _image(body["Image"])),
         ("the command", command, list(body["Cmd"])),
         ("the list of mounts", mounts, wanted_mounts),
-        ("the list of volumes", {place: volumes.get(place) for place in named}, named),
+        ("the list of what is mounted", {place: volumes.get(place) for place in named}, named),
         ("whether it runs", bool(state.get("Running")), running),
         ("being unconfined", inspected.get("AppArmorProfile") == "unconfined", False),
     )

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from sandbox_kernel.engine.images import ImageInfo
 from sandbox_kernel.errors import SandboxImageUnsuitableError
+from sandbox_kernel.policy.mounts import HostFolder, host_folder
 from sandbox_kernel.sandbox.lease import lease_command
 from sandbox_kernel.sandbox.network import SharedNetwork
 from sandbox_kernel.sandbox.seccomp import profile_text
@@ -35,6 +36,7 @@ HOME: Final = "/home/sbx"
 PROJECT: Final = "/project"
 OUTPUT: Final = "/output"
 DATA: Final = "/data"
+MOUNTS: Final = "/mnt"
 TMP: Final = "/tmp"  # noqa: S108 - the sandbox's own
 RUN: Final = "/run"
 
@@ -290,10 +292,18 @@ def _places(
 ) -> dict[str, Any]:
     """Return what is mounted: volumes and memory."""
     data = {f"{DATA}/{name}": volume for name, volume in sorted(spec.data_sets.items())}
-    volumes = tuple(place for place in parts.small_volumes if posixpath.normpath(place) not in data)
+    folders = {f"{MOUNTS}/{name}": folder for name, folder in sorted(spec.mounts.items())}
+    taken = {*data, *folders}
+    volumes = tuple(
+        place for place in parts.small_volumes if posixpath.normpath(place) not in taken
+    )
     return {
         "Tmpfs": tmpfs_mounts(limits, volumes),
-        "Mounts": [_workspace_mount(workspace), *(_data_mount(*item) for item in data.items())],
+        "Mounts": [
+            _workspace_mount(workspace),
+            *(_data_mount(*item) for item in data.items()),
+            *(_folder_mount(target, host_folder(text)) for target, text in folders.items()),
+        ],
     }
 
 
@@ -319,6 +329,17 @@ def _data_mount(target: str, volume: str) -> dict[str, Any]:
         "Target": target,
         "ReadOnly": True,
         "VolumeOptions": {"NoCopy": True, "Labels": {}},
+    }
+
+
+def _folder_mount(target: str, folder: HostFolder) -> dict[str, Any]:
+    # What is mounted below the folder stays outside, and what will be mounted there as well.
+    return {
+        "Type": "bind",
+        "Source": folder.path,
+        "Target": target,
+        "ReadOnly": folder.read_only,
+        "BindOptions": {"Propagation": "private", "NonRecursive": True},
     }
 
 

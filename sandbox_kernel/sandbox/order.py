@@ -144,7 +144,7 @@ def settle(
     resolved = resolve(asked, door=door, variables=variables)
     arguments = resolved.spec
     for name in set(arguments) - set(_FIELDS):
-        if name not in SETTINGS:
+        if name not in SETTINGS or SETTINGS[name].part == "kernel":
             raise unknown_setting(name, name, "what was asked for")
         error = SandboxSpecRejectedError(
             name, arguments[name], "this version cannot give it", "Leave the setting out."

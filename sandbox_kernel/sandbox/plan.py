@@ -8,6 +8,7 @@ of its labels.
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 import secrets
@@ -29,6 +30,7 @@ from sandbox_kernel.sandbox.container import (
     lease_seconds,
     lifetime_seconds,
 )
+from sandbox_kernel.sandbox.mounts import check_mounts
 from sandbox_kernel.sandbox.network import SharedNetwork, ensure_network
 from sandbox_kernel.sandbox.snapshot import check_folders
 from sandbox_kernel.sandbox.spec import Limits, SandboxSpec, resolve_limits
@@ -158,6 +160,7 @@ async def make_plan(
     info = await engine.info()
     limits = resolve_limits(spec, info, len(parts.small_volumes))
     await _check_data_sets(engine, spec)
+    await asyncio.to_thread(check_mounts, spec, engine.endpoint, info)
     await check_folders(spec)
     labels = names.make_labels(
         owner=owner,
@@ -295,7 +298,7 @@ async def _check_data_sets(engine: Engine, spec: SandboxSpec) -> None:
 
 def _remember(spec: SandboxSpec, limits: Limits) -> str:
     fields = {name: getattr(spec, name) for name in _KEPT}
-    fields["data_sets"] = dict(spec.data_sets)
+    fields["data_sets"], fields["mounts"] = dict(spec.data_sets), dict(spec.mounts)
     return json.dumps({"limits": dataclasses.asdict(limits), "spec": fields}, sort_keys=True)
 
 

@@ -18,6 +18,7 @@ from typing import Any, Final, NoReturn
 from sandbox_kernel.amounts import parse_memory as parse_memory
 from sandbox_kernel.engine.images import DEFAULT_IMAGE
 from sandbox_kernel.errors import SandboxSpecRejectedError
+from sandbox_kernel.policy.mounts import host_folder
 from sandbox_kernel.sandbox.labels import PREFIX
 from sandbox_kernel.sandbox.tiers import check_network
 
@@ -49,6 +50,7 @@ VM_RUNTIMES: Final = ("runsc", "kata", "kata-*", "io.containerd.runsc.*", "io.co
 _LONGEST: Final = 10 * 365 * 86400
 _MOST_DATA_SETS: Final = 16
 _MOST_DEVICES: Final = 16
+_MOST_MOUNTS: Final = 16
 _SMALLEST_MEMORY: Final = 64 * MIB
 _SMALLEST_PIDS: Final = 32
 _MACHINES: Final = frozenset({"x86_64", "amd64", "aarch64", "arm64"})
@@ -116,6 +118,9 @@ class SandboxSpec:
         Bytes of that snapshot, which lies in memory.
     data_sets
         Volumes of the engine that appear, read-only, as ``/data/<name>``, by that name.
+    mounts
+        Folders of the engine's machine that appear as ``/mnt/<name>``, by that name: ``/path`` to
+        be read, ``/path:rw`` to be written to. Only with an engine on this machine.
     devices
         ``gpus=all``, ``gpus=N``, or the name of a device as the engine's administrator has
         described it (``vendor.example/class=name``).
@@ -157,6 +162,7 @@ class SandboxSpec:
     project: str | None = None
     project_limit: int = DEFAULT_PROJECT
     data_sets: Mapping[str, str] = field(default_factory=dict, hash=False)
+    mounts: Mapping[str, str] = field(default_factory=dict, hash=False)
     devices: tuple[str, ...] = ()
     lease_ttl: float = 60.0
     resumable: float = 0.0
@@ -202,8 +208,10 @@ class SandboxSpec:
             if not name or len(name) > 255 or _CONTROL.search(name):
                 _refuse("labels", name, "this cannot be a label's name", "Choose another name.")
         _check_data_sets(self.data_sets)
+        _check_mounts(self.mounts)
         object.__setattr__(self, "devices", _checked_devices(self.devices))
         object.__setattr__(self, "data_sets", MappingProxyType(dict(self.data_sets)))
+        object.__setattr__(self, "mounts", MappingProxyType(dict(self.mounts)))
         object.__setattr__(self, "environment", MappingProxyType(dict(self.environment)))
         object.__setattr__(self, "labels", MappingProxyType(dict(self.labels)))
 
@@ -392,6 +400,17 @@ def _check_data_sets(data_sets: object) -> None:
             _refuse("data_sets", name, reason, "Change the name.")
         if not _VOLUME.fullmatch(volume):
             _refuse("data_sets", volume, "this is not the name of a volume", "Name a volume.")
+
+
+def _check_mounts(mounts: object) -> None:
+    items = _strings("mounts", mounts)
+    if len(items) > _MOST_MOUNTS:
+        _refuse("mounts", len(items), "there are too many mounts", f"Use at most {_MOST_MOUNTS}.")
+    for name, folder in items:
+        if not _WORD.fullmatch(name):
+            reason = "a mount's name is letters, digits and _.-"
+            _refuse("mounts", name, reason, "Change the name.")
+        host_folder(folder, f"mounts[{name!r}]")
 
 
 def _checked_devices(devices: object) -> tuple[str, ...]:
