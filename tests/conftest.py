@@ -23,6 +23,11 @@ from tests.engines import (
     remove_leftovers,
 )
 
+# Where the way to the engine is part of what is tested. What lies above uses the same calls: over
+# TLS it is tested with what is slow.
+BOTH_WAYS = ("tests/engine/", "tests/process/", "tests/kernel/", "tests/sandbox/test_facade.py")
+ONE_WAY = ("tests/process/test_files",)
+
 # Long enough for a sandbox whose owner has just gone to be removed by its lease.
 LEFTOVER_BOUND = 20.0
 
@@ -31,6 +36,16 @@ def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         # Workers of xdist inherit it from the process that starts them.
         os.environ["SANDBOX_TEST_RUN"] = uuid.uuid4().hex[:12]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Take the second way to the engine for slow where it makes no difference."""
+    way = getattr(item, "callspec", None)
+    if way is None or way.params.get("endpoint") != "mtls":
+        return
+    if item.nodeid.startswith(ONE_WAY) or not item.nodeid.startswith(BOTH_WAYS):
+        item.add_marker(pytest.mark.slow)
 
 
 @pytest.hookimpl(trylast=True)

@@ -308,7 +308,7 @@ def test_it_outlives_its_last_holder_for_the_grace_time(shell: Shell) -> None:
 
 
 def test_who_comes_within_the_grace_time_finds_it(shell: Shell) -> None:
-    lease = shell.held(60, 0, 0, 4)
+    lease = shell.held(60, 0, 0, 10)
     lease.say("ready", ALICE)
     lease.say("park", ALICE)
     time.sleep(2)
