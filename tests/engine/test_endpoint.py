@@ -201,7 +201,7 @@ def make_context(home: Path, name: str, host: str, **more: object) -> Path:
 
 
 def test_the_current_context_of_docker_is_used(tmp_path: Path) -> None:
-    """E3: as the docker command does, with its TLS files; DOCKER_CONTEXT wins over the file."""
+    """E3, peers 15: as the docker command does, with its TLS files; DOCKER_CONTEXT wins over it."""
     folder = make_context(tmp_path, "remote", "tcp://engine.example:2376")
     folder.mkdir(parents=True)
     files = TlsFiles.in_directory(folder)

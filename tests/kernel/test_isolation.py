@@ -33,7 +33,7 @@ async def started(manager: AsyncKernelManager) -> AsyncKernelManager:
 
 
 async def test_code_runs_unprivileged_with_nothing_but_loopback(make_manager: MakeManager) -> None:
-    """B1, B3, ESC-01, ESC-10, NET-01: as seen from a cell."""
+    """B1, B3, ESC-01, ESC-10, NET-01, peers 16: as seen from a cell."""
     client = await connect(await started(make_manager()))
     seen = await evaluate(
         client,

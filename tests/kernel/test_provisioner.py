@@ -45,7 +45,7 @@ async def is_dead(manager: AsyncKernelManager, within: float = 1.0) -> bool:
 async def test_a_restart_gives_a_clean_process_in_the_same_sandbox(
     make_manager: MakeManager,
 ) -> None:
-    """K3: the workspace stays, variables and child processes go; clients stay connected."""
+    """K3, peers 3: the workspace stays, variables and children go; clients stay connected."""
     manager = make_manager()
     await manager.start_kernel()
     client = await connect(manager)
@@ -188,7 +188,7 @@ async def test_an_interrupt_during_the_start_does_not_end_the_kernel(
 
 
 async def test_interrupts_work_as_messages_and_as_signals(make_manager: MakeManager) -> None:
-    """K1: children of the cell are interrupted too."""
+    """K1, peers 17: children of the cell are interrupted too."""
     manager = make_manager()
     await manager.start_kernel()
     client = await connect(manager)
@@ -383,7 +383,7 @@ OWNER = """
 
 @pytest.mark.parametrize("how", ["kill", "exit"])
 def test_nothing_outlives_the_process_that_owns_the_kernel(engines: Engines, how: str) -> None:
-    """B13, CLI-01, CLI-02: killed, or gone without any call, under the blocking manager."""
+    """B13, CLI-01, CLI-02, peers 4: killed, or gone without a call, under the blocking manager."""
     root = Path(__file__).parents[2]
     kernel_id = f"owner-{how}-{os.getpid()}"
     owner = subprocess.Popen(

@@ -70,7 +70,7 @@ def test_output_appears_while_the_cell_runs(notebook: Notebook) -> None:
 
 
 def test_split_characters_arrive_whole(notebook: Notebook) -> None:
-    """Acceptance: split UTF-8 with pauses; what is no UTF-8 ends nothing."""
+    """Acceptance, peers 13: split UTF-8 with pauses; what is no UTF-8 ends nothing."""
     parts = [r"\xc3", r"\xa9 \xff ", r"\xe2\x82", r"\xac\n"]
     script = "; sleep 0.3; ".join(f"printf '{part}'" for part in parts)
     cell = notebook.run(f"%%sandbox\n{script}", ok=True)

@@ -30,7 +30,7 @@ CUTS = st.lists(st.integers(0, 1 << 16))
 
 @given(st.text() | HOSTILE, CUTS)
 def test_split_characters_are_whole(text: str, places: list[int]) -> None:
-    """Acceptance: UTF-8 split anywhere."""
+    """Acceptance, peers 13: UTF-8 split anywhere."""
     data = text.encode("utf-8", "replace")
     assert fed(Decoder(), cut(data, places), "") == data.decode()
 

@@ -80,7 +80,7 @@ async def until_nothing_in(sandbox: LiveSandbox, *but: str) -> None:
 async def test_no_link_leads_out_of_the_sandboxs_files(
     sandbox: LiveSandbox, files: Files, tmp_path: Path
 ) -> None:
-    """TAR-01, TAR-16: links alone, on the way, to themselves and in a tree."""
+    """TAR-01, TAR-16, peers 19: links alone, on the way, to themselves and in a tree."""
     text = (
         "mkdir t; ln -s /etc/passwd t/a; ln -s ../../../../etc/shadow t/b; ln -s / t/r;"
         "ln -s loop loop; echo mine >t/mine; ln -s /etc etc"

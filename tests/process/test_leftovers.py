@@ -7,7 +7,7 @@ from tests.process.conftest import commands, shell, until_up
 
 
 async def test_what_a_command_detached_is_ended_after_it(any_sandbox: LiveSandbox) -> None:
-    """W11: a stop after the end reaches what the command left, and no other command."""
+    """W11, peers 3: a stop after the end reaches what the command left, and no other command."""
     detach = "setsid sleep 7401 >/dev/null 2>&1 </dev/null & echo up"
     async with (
         await shell(any_sandbox, "echo up; exec sleep 6401") as other,

@@ -77,7 +77,7 @@ async def test_a_stop_does_not_wait_for_its_turn(sandbox: LiveSandbox) -> None:
 async def test_the_time_to_start_begins_with_the_turn(
     sandbox: LiveSandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """W23: who waits in line has not failed to start; who has the turn has a bound."""
+    """W23, peers 7: who waits in line has not failed to start; who has the turn has a bound."""
     monkeypatch.setattr(command, "START_TIMEOUT", 0.001)
     monkeypatch.setattr(starting, "AT_ONCE_EACH", 1)
     monkeypatch.setattr(Starts, "_all", type(Starts._all)())
@@ -90,7 +90,7 @@ async def test_the_time_to_start_begins_with_the_turn(
 
 
 async def test_one_that_never_starts_gives_its_turn_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """W23: a container in which nothing can start does not keep the others' commands waiting."""
+    """W23, peers 7: a container in which nothing can start does not keep others waiting."""
     monkeypatch.setattr(starting, "LONGEST_TURN", 0.01)
     monkeypatch.setattr(starting, "AT_ONCE", 1)
     turns = Starts()

@@ -422,7 +422,7 @@ async def test_of_many_who_take_it_over_at_once_one_has_it(
 async def test_sandboxes_of_others_are_not_found(
     make: MakeSandbox, engine: Engine, workspace: str
 ) -> None:
-    """TEN-14."""
+    """TEN-14, peers 5."""
     sandbox = await make()
     for which in (sandbox.id, sandbox.id[:12], sandbox.name, workspace):
         with pytest.raises(SandboxGoneError):

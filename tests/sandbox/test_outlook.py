@@ -13,7 +13,7 @@ from sandbox_kernel.sandbox.usage import Usage, usage_of
 
 
 async def test_usage_is_that_of_the_sandbox(create: Any) -> None:
-    """E7: memory, processor time and processes, by the engine's account."""
+    """E7, peers 23: memory, processor time and processes, by the engine's account."""
     async with create() as sandbox:
         idle = await sandbox.usage()
         assert 0 < idle.memory < 1 << 30
