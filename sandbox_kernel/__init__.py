@@ -15,6 +15,7 @@ __all__ = [
     "BlockingFiles",
     "BlockingProcess",
     "BlockingSandbox",
+    "BlockingWorkspaces",
     "Chunk",
     "CommandError",
     "CommandFailedError",
@@ -43,6 +44,7 @@ __all__ = [
     "SandboxGoneError",
     "SandboxImageMissingError",
     "SandboxImageUnsuitableError",
+    "SandboxInfo",
     "SandboxPausedError",
     "SandboxProcess",
     "SandboxProtocolError",
@@ -52,9 +54,14 @@ __all__ = [
     "SandboxStartError",
     "SandboxUnavailableError",
     "SandboxUnknownOutcomeError",
+    "SandboxWorkspaces",
     "StopReport",
     "Transfer",
     "TransferLimits",
+    "WorkspaceInfo",
+    "WorkspaceSize",
+    "connect_sandbox",
+    "find_sandboxes",
     "open_sandbox",
 ]
 
@@ -98,20 +105,27 @@ if TYPE_CHECKING:
         BlockingFiles,
         BlockingProcess,
         BlockingSandbox,
+        BlockingWorkspaces,
+        connect_sandbox,
+        find_sandboxes,
         open_sandbox,
     )
     from sandbox_kernel.sandbox.facade import Sandbox
     from sandbox_kernel.sandbox.failure import CommandFailedError
     from sandbox_kernel.sandbox.files import SandboxFiles
+    from sandbox_kernel.sandbox.found import SandboxInfo
     from sandbox_kernel.sandbox.live import EndReason
     from sandbox_kernel.sandbox.program import SandboxProcess
     from sandbox_kernel.sandbox.spec import Limits, SandboxSpec
+    from sandbox_kernel.sandbox.workspace_access import SandboxWorkspaces
+    from sandbox_kernel.sandbox.workspaces import WorkspaceInfo, WorkspaceSize
 
 # Where the names are; those that are not here are errors.
 _MODULES = {
     "BlockingFiles": "sandbox.blocking",
     "BlockingProcess": "sandbox.blocking",
     "BlockingSandbox": "sandbox.blocking",
+    "BlockingWorkspaces": "sandbox.blocking",
     "Chunk": "process.result",
     "CommandError": "process.result",
     "CommandFailedError": "sandbox.failure",
@@ -128,11 +142,17 @@ _MODULES = {
     "RunResult": "process.result",
     "Sandbox": "sandbox.facade",
     "SandboxFiles": "sandbox.files",
+    "SandboxInfo": "sandbox.found",
     "SandboxProcess": "sandbox.program",
     "SandboxSpec": "sandbox.spec",
+    "SandboxWorkspaces": "sandbox.workspace_access",
     "StopReport": "process.stop",
     "Transfer": "process.files",
     "TransferLimits": "process.files",
+    "WorkspaceInfo": "sandbox.workspaces",
+    "WorkspaceSize": "sandbox.workspaces",
+    "connect_sandbox": "sandbox.blocking",
+    "find_sandboxes": "sandbox.blocking",
     "open_sandbox": "sandbox.blocking",
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Final
 
@@ -52,6 +53,8 @@ def memory_text(size: float) -> str:
     >>> memory_text(1610612736)
     '1.5 GiB'
     """
+    if size == math.inf:
+        return "no limit"
     for unit in ("T", "G", "M", "K"):
         if size >= _UNITS[unit]:
             return f"{size / _UNITS[unit]:.4g} {unit}iB"

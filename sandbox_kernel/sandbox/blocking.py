@@ -11,6 +11,7 @@ import functools
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
+from sandbox_kernel.config import EngineSettings
 from sandbox_kernel.engine.client import Engine
 from sandbox_kernel.engine.thread import EngineThread
 from sandbox_kernel.errors import SandboxSpecRejectedError
@@ -19,8 +20,17 @@ from sandbox_kernel.sandbox.facade import Sandbox, SandboxState
 from sandbox_kernel.sandbox.files import SandboxFiles
 from sandbox_kernel.sandbox.opening import Opening
 from sandbox_kernel.sandbox.program import ProcessState, SandboxProcess
+from sandbox_kernel.sandbox.workspace_access import SandboxWorkspaces
 
-__all__ = ["BlockingFiles", "BlockingProcess", "BlockingSandbox", "open_sandbox"]
+__all__ = [
+    "BlockingFiles",
+    "BlockingProcess",
+    "BlockingSandbox",
+    "BlockingWorkspaces",
+    "connect_sandbox",
+    "find_sandboxes",
+    "open_sandbox",
+]
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -70,6 +80,9 @@ def _described(method: Callable[P, T]) -> Callable[P, T]:
     for word, instead in (
         ("await Sandbox.create(", "open_sandbox("),
         ("Sandbox.create(", "open_sandbox("),
+        ("await Sandbox.connect(", "connect_sandbox("),
+        ("Sandbox.connect(", "connect_sandbox("),
+        ("Sandbox.find_all(", "find_sandboxes("),
         ("async with", "with"),
         ("async for", "for"),
         ("await ", ""),
@@ -171,27 +184,86 @@ class BlockingSandbox(_Twin[Sandbox], SandboxState):
     start = _opening(Sandbox.start, BlockingProcess)
     kill = _hopping(Sandbox.kill)
     usage = _hopping(Sandbox.usage)
+    pause = _hopping(Sandbox.pause)
+    resume = _hopping(Sandbox.resume)
+    touch = _hopping(Sandbox.touch)
+    expires_at = _hopping(Sandbox.expires_at)
+    detach = _hopping(Sandbox.detach)
     wait = _hopping(Sandbox.wait)
     destroy = _hopping(Sandbox.destroy)
     close = _hopping(Sandbox.close)
     __exit__ = _hopping(Sandbox.__aexit__)
 
 
-def _opener(make: Callable[P, Opening[Sandbox]]) -> Callable[P, BlockingSandbox]:
+class BlockingWorkspaces(_Twin[SandboxWorkspaces]):
+    r"""The persistent workspaces of one owner, while no sandbox of one's own runs.
+
+    Examples
+    --------
+    >>> with open_sandbox(SandboxSpec(durability="persistent", workspace="docs/w")) as sandbox:
+    ...     sandbox.shell("echo kept > file").returncode
+    0
+    >>> BlockingWorkspaces().read("docs/w", "file")
+    b'kept\n'
+    >>> BlockingWorkspaces().remove("docs/w")
+    """
+
+    def __init__(
+        self,
+        *,
+        engine: str | EngineSettings | None = None,
+        owner: str | None = None,
+        image: str | None = None,
+    ) -> None:
+        _refuse_open_engine(engine)
+        super().__init__(SandboxWorkspaces(engine=engine, owner=owner, image=image))
+
+    list = _hopping(SandboxWorkspaces.list)
+    find = _hopping(SandboxWorkspaces.find)
+    size = _hopping(SandboxWorkspaces.size)
+    remove = _hopping(SandboxWorkspaces.remove)
+    clone = _hopping(SandboxWorkspaces.clone)
+    export = _hopping(SandboxWorkspaces.export)
+    import_ = _hopping(SandboxWorkspaces.import_)
+    files = _hopping(SandboxWorkspaces.files)
+    get = _hopping(SandboxWorkspaces.get)
+    read = _hopping(SandboxWorkspaces.read)
+
+
+def _refuse_open_engine(engine: object) -> None:
+    if isinstance(engine, Engine):
+        raise SandboxSpecRejectedError(
+            "engine",
+            None,
+            "an open engine can be used in its own event loop only",
+            "Give its address, or use the form with await.",
+        )
+
+
+def _named(name: str, method: Callable[P, T]) -> Callable[P, T]:
+    method.__name__ = method.__qualname__ = name
+    method.__module__ = __name__
+    return _described(method)
+
+
+def _opener(name: str, make: Callable[P, Opening[Sandbox]]) -> Callable[P, BlockingSandbox]:
     @functools.wraps(make)
-    def open_sandbox(*args: P.args, **kwargs: P.kwargs) -> BlockingSandbox:
-        if isinstance(kwargs.get("engine"), Engine):
-            raise SandboxSpecRejectedError(
-                "engine",
-                None,
-                "an open engine can be used in its own event loop only",
-                "Give its address, or use Sandbox.create.",
-            )
+    def opener(*args: P.args, **kwargs: P.kwargs) -> BlockingSandbox:
+        _refuse_open_engine(kwargs.get("engine"))
         return BlockingSandbox(_open(make(*args, **kwargs)))
 
-    open_sandbox.__name__ = open_sandbox.__qualname__ = "open_sandbox"
-    open_sandbox.__module__ = __name__
-    return _described(open_sandbox)
+    return _named(name, opener)
 
 
-open_sandbox = _opener(Sandbox.create)
+def _finder(name: str, find: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
+    @functools.wraps(find)
+    def finder(*args: P.args, **kwargs: P.kwargs) -> T:
+        _refuse_open_engine(kwargs.get("engine"))
+        return EngineThread.current().run(functools.partial(find, *args, **kwargs))
+
+    return _named(name, finder)
+
+
+open_sandbox = _opener("open_sandbox", Sandbox.create)
+connect_sandbox = _opener("connect_sandbox", Sandbox.connect)
+find_sandboxes = _finder("find_sandboxes", Sandbox.find_all)

@@ -15,6 +15,7 @@ import os
 import warnings
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from datetime import datetime
 from types import TracebackType
 from typing import Any, Final, NoReturn, Self, TypeVar
 
@@ -26,10 +27,10 @@ from sandbox_kernel.engine.thread import EngineThread
 from sandbox_kernel.errors import (
     SandboxError,
     SandboxGoneError,
+    SandboxPausedError,
     SandboxSpecRejectedError,
     SandboxUnknownOutcomeError,
 )
-from sandbox_kernel.policy import check_engine
 from sandbox_kernel.process.command import OUTPUT_LIMIT, Process
 from sandbox_kernel.process.command import start as start_process
 from sandbox_kernel.process.files import Files
@@ -38,11 +39,14 @@ from sandbox_kernel.process.run import CAPTURE_LIMIT
 from sandbox_kernel.process.run import run as run_process
 from sandbox_kernel.sandbox.failure import CommandFailedError
 from sandbox_kernel.sandbox.files import SandboxFiles
+from sandbox_kernel.sandbox.found import SandboxInfo, list_sandboxes
 from sandbox_kernel.sandbox.home import CallersLoop, Home
 from sandbox_kernel.sandbox.live import CODE_USER, EndReason, KillOutcome, LiveSandbox
 from sandbox_kernel.sandbox.opening import Opening
-from sandbox_kernel.sandbox.order import Order, Timeouts, requested_by, settle
+from sandbox_kernel.sandbox.order import Order, Timeouts, judge_found, requested_by, settle
 from sandbox_kernel.sandbox.owner import current_owner
+from sandbox_kernel.sandbox.pause import LONGEST_PAUSE
+from sandbox_kernel.sandbox.place import at_engine, engine_place, settled_at
 from sandbox_kernel.sandbox.program import SandboxProcess
 from sandbox_kernel.sandbox.request import (
     CONFIGURED,
@@ -105,6 +109,11 @@ class SandboxState:
         return self._timeouts
 
     @property
+    def paused(self) -> bool:
+        """Whether it is paused, as far as the engine has said."""
+        return self._live.paused
+
+    @property
     def ended(self) -> EndReason | None:
         """Why the sandbox has ended, or `None` while it runs."""
         ended = self._live.ended
@@ -138,8 +147,10 @@ class Sandbox(SandboxState):
         self._timeouts = timeouts
         self._pid = os.getpid()
         self._processes: set[Process] = set()
+        self._uses: set[asyncio.Task[None]] = set()
         self._end = functools.partial(_end, live.destroy, self._processes, withdraw)
         self._leave = functools.partial(_end, live.close, self._processes, withdraw)
+        self._stay = functools.partial(_end, live.detach, self._processes, withdraw)
         # A notebook's cell that is run again drops the sandbox of the first time.
         self._dropped = weakref.finalize(
             self, _dropped, asyncio.get_running_loop(), self._pid, live, self._leave
@@ -214,18 +225,111 @@ class Sandbox(SandboxState):
         if not isinstance(spec, SandboxSpec):
             _refuse("spec", None, f"this is {type(spec).__name__}", "Give a SandboxSpec.")
         check_limit("max_timeout", max_timeout, _LONGEST_LIFE)
-        if engine is not None and not isinstance(engine, str | EngineSettings | Engine):
-            remedy = "Give an address, EngineSettings or an open Engine."
-            _refuse("engine", None, f"this is {type(engine).__name__}", remedy)
         asked = {**requested_by(spec), "pull_policy": pull_policy, "max_timeout": max_timeout}
-        if isinstance(engine, Engine):
-            order = settle(asked, door="python")
-            check_engine(order.engine.allowed, engine.endpoint.url, "the caller")
-            place: Endpoint | Engine = engine
-        else:
-            order = settle(asked, door="python", engine=engine)
-            place = order.endpoint()
-        return cls._opening(order, place, owner)
+        return cls._opening(*settled_at(asked, engine), owner)
+
+    @classmethod
+    def connect(
+        cls,
+        which: str,
+        *,
+        engine: str | EngineSettings | Engine | None = None,
+        owner: str | None = None,
+        take_over: bool = False,
+        environment: Mapping[str, str] | None = None,
+        max_timeout: float | None = None,
+    ) -> Opening[Sandbox]:
+        """Hold a sandbox that runs: one that outlived its owner, or that others hold too.
+
+        A paused one is resumed. The administrator's policy judges it anew.
+
+        Parameters
+        ----------
+        which
+            Its id (12 characters at least), its name, or the key of its workspace.
+        engine, owner, max_timeout
+            As for `create`. Sandboxes of other owners are not found.
+        take_over
+            Take it from all who hold it, whose `ended` then says ``taken-over``.
+        environment
+            Variables for the code that runs in it from now on; its maker's are not kept.
+
+        Returns
+        -------
+        Opening
+            To be awaited or entered; until then nothing is done.
+
+        Raises
+        ------
+        SandboxGoneError
+            There is none.
+        SandboxConflictError
+            It ends with the process that made it, or another one holds it alone.
+        SandboxSpecRejectedError
+            The policy does not allow it any more.
+
+        Examples
+        --------
+        >>> one = await Sandbox.create(SandboxSpec(resumable=60))
+        >>> await one.detach()
+        >>> async with Sandbox.connect(one.name) as other:
+        ...     print(other.id == one.id)
+        True
+        """
+        check_limit("max_timeout", max_timeout, _LONGEST_LIFE)
+        if not isinstance(which, str) or not which:
+            _refuse("which", None, "this names no sandbox", "Give an id, a name or a key.")
+        # A spec of its own, to have the variables checked.
+        variables = SandboxSpec(environment=environment or {}).environment
+        place = engine_place(engine)
+        found: list[Order] = []
+
+        def judge(spec: SandboxSpec, limits: Limits) -> None:
+            judge_found(spec, limits)
+            asked = {"image": spec.image, "environment": dict(variables), "max_timeout": max_timeout}
+            found.append(settle(asked, door="python"))
+
+        async def find(at: Engine) -> tuple[LiveSandbox, Timeouts]:
+            live = await LiveSandbox.connect(
+                at,
+                which,
+                owner=current_owner() if owner is None else owner,
+                take_over=take_over,
+                environment=variables,
+                judge=judge,
+            )
+            return live, found[-1].timeouts
+
+        return Opening(functools.partial(_open, cls, place, find))
+
+    @classmethod
+    async def find_all(
+        cls,
+        *,
+        engine: str | EngineSettings | Engine | None = None,
+        owner: str | None = None,
+    ) -> list[SandboxInfo]:
+        """List the sandboxes of an owner that are on the engine, the oldest first.
+
+        Parameters
+        ----------
+        engine, owner
+            As for `create`.
+
+        Raises
+        ------
+        SandboxUnavailableError
+            There is no usable engine.
+
+        Examples
+        --------
+        >>> async with Sandbox.create(SandboxSpec(labels={"for": "docs"})):
+        ...     found = (await Sandbox.find_all())[-1]
+        >>> found.state, dict(found.labels)
+        ('running', {'for': 'docs'})
+        """
+        whose = current_owner() if owner is None else owner
+        return await at_engine(engine_place(engine), lambda at: list_sandboxes(at, whose))
 
     @classmethod
     def from_order(
@@ -260,8 +364,16 @@ class Sandbox(SandboxState):
         owner: str | None,
         progress: ProgressCallback | None = None,
     ) -> Opening[Sandbox]:
-        owner = current_owner() if owner is None else owner
-        return Opening(functools.partial(_open, cls, order, place, owner, progress))
+        whose = current_owner() if owner is None else owner
+
+        async def make(at: Engine) -> tuple[LiveSandbox, Timeouts]:
+            # By its digest alone an image cannot be pulled.
+            policy = "never" if order.spec.image.startswith("sha256:") else order.pull_policy
+            await ensure_image(at, order.spec.image, policy, progress)
+            live = await LiveSandbox.create(at, order.spec, owner=whose, quota=order.quota)
+            return live, order.timeouts
+
+        return Opening(functools.partial(_open, cls, place, make))
 
     async def destroy(self) -> None:
         """End the sandbox with all that runs in it, and remove everything of it. Idempotent.
@@ -301,6 +413,114 @@ class Sandbox(SandboxState):
         """
         self._dropped.detach()
         await self._hop(self._leave)
+
+    async def detach(self) -> None:
+        """Let go of the sandbox, which goes on for its grace time (``resumable``). Idempotent.
+
+        Until then whoever asks with `connect` has it again, in this process or another.
+
+        Raises
+        ------
+        SandboxSpecRejectedError
+            It has no grace time, and ends with its last holder.
+
+        Examples
+        --------
+        >>> sandbox = await Sandbox.create(SandboxSpec(resumable=60))
+        >>> await sandbox.detach()
+        >>> async with Sandbox.connect(sandbox.id) as again:
+        ...     print(again.name == sandbox.name)
+        True
+        """
+        if not self.spec.resumable:
+            await self._hop(self._live.detach)  # raises
+        self._dropped.detach()
+        await self._hop(self._stay)
+
+    async def pause(self, longest: float = LONGEST_PAUSE) -> None:
+        """Freeze everything in it, memory included, for all who hold it. Idempotent.
+
+        The next command, or transfer of files, resumes it.
+
+        Parameters
+        ----------
+        longest
+            Seconds after which it is removed unless somebody has resumed it; a day by default.
+
+        Raises
+        ------
+        SandboxConflictError
+            The engine's machine could not freeze it because too much runs in it.
+        SandboxGoneError
+            It has ended.
+
+        Examples
+        --------
+        >>> await sandbox.pause()
+        >>> sandbox.paused
+        True
+        >>> (await sandbox.run(["true"])).returncode, sandbox.paused
+        (0, False)
+        """
+        await self._explained_hop(self._live.pause, longest)
+
+    async def resume(self) -> None:
+        """Let a paused sandbox go on. Idempotent; anybody who holds it may.
+
+        Raises
+        ------
+        SandboxGoneError
+            It has ended.
+
+        Examples
+        --------
+        >>> await sandbox.resume()
+        >>> sandbox.paused
+        False
+        """
+        await self._explained_hop(self._live.resume)
+
+    async def touch(self) -> datetime | None:
+        """Start its time without use anew; its lifetime is never extended.
+
+        Returns
+        -------
+        datetime or None
+            As `expires_at`.
+
+        Raises
+        ------
+        SandboxPausedError
+            It is paused, and cannot expire for want of use until it is resumed.
+        SandboxGoneError
+            It has ended.
+
+        Examples
+        --------
+        >>> await sandbox.touch() is None  # it has no idle_ttl, and no max_lifetime
+        True
+        """
+        return await self._explained_hop(self._live.touch)
+
+    async def expires_at(self) -> datetime | None:
+        """Return when it ends if nobody uses it any more, by this machine's clock.
+
+        Returns
+        -------
+        datetime or None
+            In UTC, as the sandbox last told; `None` for never.
+
+        Examples
+        --------
+        >>> async with Sandbox.create(SandboxSpec(max_lifetime=600)) as short:
+        ...     print((await short.expires_at()).tzinfo)
+        UTC
+        """
+
+        async def told() -> datetime | None:
+            return self._live.expires_at
+
+        return await self._hop(told)
 
     async def wait(self) -> EndReason:
         """Wait until the sandbox has ended, for whatever reason.
@@ -531,7 +751,7 @@ class Sandbox(SandboxState):
     def files(self) -> SandboxFiles:
         """The files in the sandbox: put them in, get them out, list them."""
         files = Files(self._live.engine, self._live.id, user=CODE_USER)
-        return SandboxFiles(files, self._explained_hop)
+        return SandboxFiles(files, self._using_hop)
 
     # -- the engine's side --------------------------------------------------------------------
 
@@ -572,24 +792,46 @@ class Sandbox(SandboxState):
 
         return await self._hop(explained)
 
+    async def _using_hop(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        async def used() -> T:
+            async with self._explaining():
+                return await self._used(work)
+
+        return await self._hop(used)
+
+    async def _used(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Do something that counts as use, resuming the sandbox first (B8); in the engine's loop.
+
+        Work that a pause by somebody else keeps from beginning is begun again.
+        """
+        async with self._live.in_use():
+            try:
+                return await work()
+            except SandboxPausedError:
+                await self._live.resume()
+                return await work()
+
     async def _run(
         self, request: CommandRequest, stdin: bytes, capture_limit: int, output_limit: int
     ) -> RunResult:
         """Run a command; runs in the engine's loop."""
         self._be_running()
         async with self._explaining():
-            return await run_process(
-                self._live.engine,
-                self._live.id,
-                request.argv,
-                user=CODE_USER,
-                env=request.env,
-                cwd=request.cwd,
-                stdin=stdin,
-                timeout=request.timeout,
-                idle_timeout=request.idle_timeout,
-                capture_limit=capture_limit,
-                output_limit=output_limit,
+            return await self._used(
+                functools.partial(
+                    run_process,
+                    self._live.engine,
+                    self._live.id,
+                    request.argv,
+                    user=CODE_USER,
+                    env=request.env,
+                    cwd=request.cwd,
+                    stdin=stdin,
+                    timeout=request.timeout,
+                    idle_timeout=request.idle_timeout,
+                    capture_limit=capture_limit,
+                    output_limit=output_limit,
+                )
             )
 
     async def _start(
@@ -598,20 +840,33 @@ class Sandbox(SandboxState):
         """Start a command; runs in the engine's loop."""
         self._be_running()
         async with self._explaining():
-            process = await start_process(
-                self._live.engine,
-                self._live.id,
-                request.argv,
-                user=CODE_USER,
-                env=request.env,
-                cwd=request.cwd,
-                timeout=request.timeout,
-                idle_timeout=request.idle_timeout,
-                tty=tty,
-                output_limit=output_limit,
+            process = await self._used(
+                functools.partial(
+                    start_process,
+                    self._live.engine,
+                    self._live.id,
+                    request.argv,
+                    user=CODE_USER,
+                    env=request.env,
+                    cwd=request.cwd,
+                    timeout=request.timeout,
+                    idle_timeout=request.idle_timeout,
+                    tty=tty,
+                    output_limit=output_limit,
+                )
             )
         self._processes.add(process)
+        if self.spec.idle_ttl is not None:
+            using = asyncio.create_task(self._use_until_over(process), name="sandbox-use")
+            self._uses.add(using)
+            using.add_done_callback(self._uses.discard)
         return SandboxProcess(process, self.name, self._explained_hop, self._processes.discard)
+
+    async def _use_until_over(self, process: Process) -> None:
+        """Keep the sandbox from counting as idle while a program runs."""
+        async with self._live.in_use():
+            # It is over too when the sandbox has ended, or nothing more is heard of it.
+            await process.over()
 
     async def _kill(self) -> KillOutcome:
         """End the user's processes; runs in the engine's loop."""
@@ -653,24 +908,19 @@ def _gone(reason: EndReason, error: SandboxError) -> SandboxGoneError:
 
 async def _open(
     cls: type[Sandbox],
-    order: Order,
     place: Endpoint | Engine,
-    owner: str,
-    progress: ProgressCallback | None,
+    get: Callable[[Engine], Awaitable[tuple[LiveSandbox, Timeouts]]],
 ) -> Sandbox:
-    """Make a sandbox, in the caller's loop with an open engine and else in the engine thread's."""
+    """Make or find a sandbox, where the work of its engine is done."""
     thread = EngineThread.current()
     home: Home = CallersLoop() if isinstance(place, Engine) else thread
 
-    async def make() -> Sandbox:
+    async def open_() -> Sandbox:
         engine = place if isinstance(place, Engine) else await thread.engine(place)
-        # By its digest alone an image cannot be pulled.
-        policy = "never" if order.spec.image.startswith("sha256:") else order.pull_policy
-        await ensure_image(engine, order.spec.image, policy, progress)
-        live = await LiveSandbox.create(engine, order.spec, owner=owner, quota=order.quota)
-        return cls(live, home, order.timeouts, home.at_exit(live.close))
+        live, timeouts = await get(engine)
+        return cls(live, home, timeouts, home.at_exit(live.close))
 
-    return await home.call(make, discard=cls.close)
+    return await home.call(open_, discard=cls.close)
 
 
 async def _end(

@@ -50,7 +50,11 @@ CORE: Final = (
 )
 """Written by this layer alone."""
 
-OPTIONAL: Final = (KERNEL,)
+HELPER: Final = PREFIX + "helper"
+"""Of a short sandbox of ours that looks into a workspace: nobody's code runs in it, and it does not
+count among those that its owner may have."""
+
+OPTIONAL: Final = (KERNEL, HELPER)
 """Written by the layers above where they apply, else empty."""
 
 

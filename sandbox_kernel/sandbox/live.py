@@ -49,7 +49,7 @@ from sandbox_kernel.sandbox.quota import admit, keep_place
 from sandbox_kernel.sandbox.readiness import require_proof
 from sandbox_kernel.sandbox.running import DESTROY_TIMEOUT, KillOutcome, RunningSandbox
 from sandbox_kernel.sandbox.snapshot import give_project, give_template
-from sandbox_kernel.sandbox.spec import SandboxSpec
+from sandbox_kernel.sandbox.spec import Limits, SandboxSpec
 from sandbox_kernel.sandbox.workspace import quota_refusals
 
 __all__ = ["CODE_USER", "CONTROL_USER", "EndKind", "EndReason", "KillOutcome", "LiveSandbox"]
@@ -169,6 +169,7 @@ class LiveSandbox(RunningSandbox):
         owner: str,
         take_over: bool = False,
         environment: Mapping[str, str] | None = None,
+        judge: Callable[[SandboxSpec, Limits], None] | None = None,
     ) -> Self:
         """Hold a sandbox that runs: one that outlived its owner, or that others hold too (B9).
 
@@ -188,6 +189,9 @@ class LiveSandbox(RunningSandbox):
             beside them.
         environment
             Variables for the code that runs in it from now on. Those of its maker are not kept.
+        judge
+            Told what it was made to be, to raise when that may not be any more; see
+            `order.judge_found`.
 
         Raises
         ------
@@ -205,6 +209,8 @@ class LiveSandbox(RunningSandbox):
                 f"The sandbox {str(inspected['Id'])[:12]} belongs to the process that made it and "
                 "ends with it. Make it with a grace time (resumable) to connect to it"
             )
+        if judge is not None:
+            judge(plan.spec, plan.limits)
         found = await cls._enter(plan, inspected, alone=take_over)
         if found is None:
             raise SandboxGoneError(f"The sandbox {which!r} ended just now")
@@ -278,7 +284,11 @@ class LiveSandbox(RunningSandbox):
                 await keep_place(engine, plan.owner, plan.quota, plan.info, created.id)
             with _device_refusals(spec):
                 await sandbox._hold.begin(start=True, alone=spec.durability == "ephemeral")
-            await sandbox._prepare(plan)
+            if spec.is_shared:
+                # Somebody who was quicker may hold it already, and be at it.
+                await sandbox._be_prepared(plan)
+            else:
+                await sandbox._prepare(plan)
         except BaseException as error:
             await _in_any_case(sandbox.destroy(), error)
             raise

@@ -7,6 +7,7 @@ which a sandbox can be made. Doors differ only in what they hand in.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
@@ -16,6 +17,7 @@ from sandbox_kernel.config import (
     Door,
     EngineSettings,
     Resolved,
+    load_policy_in_force,
     resolve,
     unknown_setting,
 )
@@ -23,11 +25,12 @@ from sandbox_kernel.engine.endpoint import Endpoint, resolve_endpoint
 from sandbox_kernel.engine.images import PullPolicy
 from sandbox_kernel.errors import SandboxSpecRejectedError
 from sandbox_kernel.policy import Quota
-from sandbox_kernel.sandbox.spec import SandboxSpec
+from sandbox_kernel.sandbox.spec import Limits, SandboxSpec, is_vm
 
-__all__ = ["Order", "Timeouts", "requested_by", "settle"]
+__all__ = ["Order", "Timeouts", "judge_found", "judge_helper", "requested_by", "settle"]
 
 _FIELDS = {field.name: field for field in dataclasses.fields(SandboxSpec)}
+_SETTLED_OTHERWISE = frozenset({"environment", "durability", "workspace", "labels", "prefix"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +161,52 @@ def settle(
     if isinstance(engine, EngineSettings):
         settings = dataclasses.replace(engine, allowed=settings.allowed)
     return Order(spec, settings, resolved)
+
+
+def judge_found(spec: SandboxSpec, limits: Limits) -> None:
+    """Have the policy that holds now judge a sandbox that runs already.
+
+    What it got counts, not what was asked for: a policy fills in what a request leaves out, and
+    here it is too late for that.
+
+    Parameters
+    ----------
+    spec, limits
+        What it was made to be, and what that came to.
+
+    Raises
+    ------
+    SandboxSpecRejectedError
+        The policy does not allow it any more.
+    """
+    never = math.inf
+    got: dict[str, object] = {
+        **{name: getattr(spec, name) for name in _FIELDS if name not in _SETTLED_OTHERWISE},
+        "require_egress_firewall": spec.require_egress_firewall or spec.network != "egress",
+        "cpu_limit": limits.nano_cpus / 1e9,
+        "mem_limit": limits.memory,
+        "pids_limit": limits.pids,
+        "tmpfs_size": limits.tmpfs,
+        "shm_size": limits.shm,
+        "disk_limit": limits.disk or never,
+        "project_limit": limits.project or None,
+        "idle_ttl": spec.idle_ttl or never,
+        "max_lifetime": spec.max_lifetime or never,
+        "runtime": limits.runtime or None,
+        "isolation": "vm" if is_vm(limits.runtime) else "container",
+    }
+    load_policy_in_force().judge(got, built_in={"project_limit": 1})
+
+
+def judge_helper(image: str | None) -> None:
+    """Have the policy judge the image of a short sandbox that looks into a workspace.
+
+    Raises
+    ------
+    SandboxSpecRejectedError
+        The policy does not allow it.
+    """
+    load_policy_in_force().judge({"image": image})
 
 
 def requested_by(spec: SandboxSpec) -> dict[str, Any]:

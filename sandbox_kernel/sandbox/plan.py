@@ -192,7 +192,8 @@ async def make_plan(
             key=spec.workspace,
             image=spec.image,
             disk=limits.disk,
-            extra=extra_labels,
+            # The mark of a helper is that of a container, and a workspace outlives it.
+            extra={n: text for n, text in extra_labels.items() if n != names.HELPER},
         )
         workspace = VolumeMount(made.name, made.labels, quota_options(limits.disk))
     return Plan(engine, spec, owner, image, limits, labels, network, workspace, quota, info, is_new)

@@ -49,6 +49,7 @@ async def owned(engine: Engine, owner: str, now: float | None = None) -> list[di
         entry
         for entry in listed
         if entry.get("State") not in _OVER
+        and not (entry.get("Labels") or {}).get(names.HELPER)
         and not (now is not None and _waits(entry) and now - _created(entry) > _ABANDONED)
     ]
     return sorted(counted, key=lambda entry: (_waits(entry), _created(entry), str(entry.get("Id"))))

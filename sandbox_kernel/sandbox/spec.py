@@ -351,11 +351,11 @@ def _runtime(spec: SandboxSpec, info: Mapping[str, Any]) -> str:
         reason = f"the engine has no such runtime (it has: {known})"
         _refuse("runtime", spec.runtime, reason, "Configure it on the engine, or use another one.")
     chosen = spec.runtime or str(info.get("DefaultRuntime") or "")
-    if spec.isolation == "vm" and not _is_vm(chosen):
+    if spec.isolation == "vm" and not is_vm(chosen):
         if spec.runtime is not None:
             reason = f"the runtime {chosen!r} shares the kernel of the engine's machine"
             _refuse("isolation", "vm", reason, "Leave the runtime out, or name one that does not.")
-        able = [name for name in runtimes if _is_vm(name)]
+        able = [name for name in runtimes if is_vm(name)]
         if not able:
             reason = f"the engine has no runtime that gives a kernel of its own (it has: {known})"
             _refuse("isolation", "vm", reason, "Install gVisor (runsc) or Kata on the engine.")
@@ -363,7 +363,8 @@ def _runtime(spec: SandboxSpec, info: Mapping[str, Any]) -> str:
     return chosen
 
 
-def _is_vm(runtime: str) -> bool:
+def is_vm(runtime: str) -> bool:
+    """Whether a runtime gives a sandbox a kernel of its own, by the name that engines give it."""
     return any(fnmatch.fnmatchcase(runtime, pattern) for pattern in VM_RUNTIMES)
 
 

@@ -141,7 +141,7 @@ class Workspaces:
         self._owner = owner
         self._prefix = prefix
         self._image = image
-        self._extra = dict(extra_labels or {})
+        self._helper = {**(extra_labels or {}), names.HELPER: "workspace"}
 
     # -- without looking into them --------------------------------------------------------------
 
@@ -375,7 +375,7 @@ class Workspaces:
         )
         try:
             sandbox = await LiveSandbox.create(
-                self._engine, spec, owner=self._owner, extra_labels=self._extra, share=False
+                self._engine, spec, owner=self._owner, extra_labels=self._helper, share=False
             )
             try:
                 await _refuse_content(sandbox, key)
@@ -408,7 +408,7 @@ class Workspaces:
         image = await self._usable(self._image or workspace.image)
         spec = self._spec(image, data_sets={_MOUNTED: workspace.name})
         sandbox = await LiveSandbox.create(
-            self._engine, spec, owner=self._owner, extra_labels=self._extra
+            self._engine, spec, owner=self._owner, extra_labels=self._helper
         )
         try:
             yield sandbox, f"{DATA}/{_MOUNTED}"

@@ -22,6 +22,7 @@ from sandbox_kernel import (
     BlockingFiles,
     BlockingProcess,
     BlockingSandbox,
+    BlockingWorkspaces,
     Chunk,
     CommandFailedError,
     EngineSettings,
@@ -33,6 +34,9 @@ from sandbox_kernel import (
     SandboxProcess,
     SandboxSpec,
     SandboxSpecRejectedError,
+    SandboxWorkspaces,
+    connect_sandbox,
+    find_sandboxes,
     open_sandbox,
 )
 from sandbox_kernel.engine.client import Engine
@@ -116,9 +120,10 @@ async def test_an_open_engine_is_refused(engine: Engine) -> None:
 @pytest.mark.parametrize(
     ("blocking", "twin", "only_async", "only_blocking"),
     [
-        (BlockingSandbox, Sandbox, {"create", "from_order"}, set()),
+        (BlockingSandbox, Sandbox, {"create", "from_order", "connect", "find_all"}, set()),
         (BlockingProcess, SandboxProcess, {"read_now"}, set()),
         (BlockingFiles, SandboxFiles, set(), set()),
+        (BlockingWorkspaces, SandboxWorkspaces, set(), set()),
     ],
 )
 def test_the_twins_have_the_same_methods_with_the_same_parameters(
@@ -141,6 +146,10 @@ def test_the_twins_have_the_same_methods_with_the_same_parameters(
     create = inspect.signature(Sandbox.create)
     assert inspect.signature(open_sandbox).parameters == create.parameters
     assert "open_sandbox(" in (open_sandbox.__doc__ or "")
+    connect = inspect.signature(Sandbox.connect)
+    assert inspect.signature(connect_sandbox).parameters == connect.parameters
+    found = inspect.signature(Sandbox.find_all)
+    assert inspect.signature(find_sandboxes).parameters == found.parameters
 
 
 # -- processes that are interrupted or killed -----------------------------------------------------

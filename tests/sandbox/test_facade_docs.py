@@ -20,9 +20,11 @@ from sandbox_kernel import (
     BlockingFiles,
     BlockingProcess,
     BlockingSandbox,
+    BlockingWorkspaces,
     Sandbox,
     SandboxFiles,
     SandboxProcess,
+    SandboxWorkspaces,
 )
 from sandbox_kernel.sandbox.blocking import open_sandbox
 from tests.engines import Engines
@@ -39,6 +41,8 @@ def examples() -> list[tuple[str, str]]:
         documented[owner.__name__] = owner.__doc__ or ""
         for name, member in vars(owner).items():
             documented[f"{owner.__name__}.{name}"] = inspect.getdoc(member) or ""
+    documented["SandboxWorkspaces"] = SandboxWorkspaces.__doc__ or ""
+    documented["BlockingWorkspaces"] = BlockingWorkspaces.__doc__ or ""
     # Those of its methods are the ones of `process.files`.
     documented["SandboxFiles"] = SandboxFiles.__doc__ or ""
     return [(name, text) for name, text in documented.items() if ">>> " in text]
@@ -67,7 +71,7 @@ def blocks() -> list[tuple[str, str]]:
 async def test_the_page_on_the_python_api_shows_what_happens(scope: dict[str, Any]) -> None:
     """Issue 3: one example after the other, as a reader would."""
     shown = blocks()
-    assert len(shown) == 8
+    assert len(shown) == 9
     del scope["Chunk"]  # the page has to import what it uses
     own: dict[str, Any] = {}
     for source, expected in shown:

@@ -1,0 +1,229 @@
+"""Sandboxes found again, paused and touched, and workspaces, by the public API (B6-B9, F4)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import tarfile
+import uuid
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sandbox_kernel import (
+    EngineSettings,
+    Sandbox,
+    SandboxConflictError,
+    SandboxFileNotFoundError,
+    SandboxGoneError,
+    SandboxSpec,
+    SandboxSpecRejectedError,
+    SandboxWorkspaces,
+    connect_sandbox,
+    find_sandboxes,
+)
+from sandbox_kernel.engine.client import Engine
+from sandbox_kernel.sandbox.quota import owned
+from tests.engines import Engines
+from tests.sandbox.conftest import Create
+
+
+@pytest.fixture
+def settings(engines: Engines) -> EngineSettings:
+    """One way to the engine: here it makes no difference."""
+    return EngineSettings(host=engines.unix)
+
+
+@pytest.fixture
+def place(settings: EngineSettings, owner: str) -> dict[str, Any]:
+    return {"engine": settings, "owner": owner}
+
+
+async def test_a_sandbox_that_was_left_is_found_with_its_labels_and_held_again(
+    create: Create, place: dict[str, Any]
+) -> None:
+    """B9: by id, by name; the caller's labels come back exactly; others do not find it."""
+    labels = {"a": "b", "ünï": '"{}"'}
+    sandbox = await create(spec={"resumable": 60, "labels": labels})
+    await sandbox.shell("echo kept > /tmp/file", check=True)
+    await sandbox.detach()
+    await sandbox.detach()
+    [info] = await Sandbox.find_all(**place)
+    assert (info.id, info.state, dict(info.labels)) == (sandbox.id, "running", labels)
+    assert await Sandbox.find_all(engine=place["engine"], owner=uuid.uuid4().hex) == []
+    with pytest.raises(SandboxGoneError):
+        await Sandbox.connect(sandbox.id, engine=place["engine"], owner=uuid.uuid4().hex)
+    again = await Sandbox.connect(sandbox.id, environment={"V": "x"}, max_timeout=30, **place)
+    assert (await again.shell("cat /tmp/file; echo $V")).stdout_text == "kept\nx\n"
+    assert again.timeouts.most == 30
+    await again.detach()
+    [found] = await asyncio.to_thread(find_sandboxes, **place)
+    blocking = await asyncio.to_thread(connect_sandbox, found.name, **place)
+    text = await asyncio.to_thread(blocking.shell, "cat /tmp/file")
+    assert text.stdout_text == "kept\n"
+    await asyncio.to_thread(blocking.destroy)
+    with pytest.raises(SandboxGoneError):
+        await Sandbox.connect(sandbox.id, **place)
+
+
+async def test_one_that_ends_with_its_owner_cannot_be_left_or_held(
+    create: Create, place: dict[str, Any]
+) -> None:
+    """B9."""
+    async with create() as sandbox:
+        with pytest.raises(SandboxSpecRejectedError, match="resumable"):
+            await sandbox.detach()
+        with pytest.raises(SandboxConflictError, match="resumable"):
+            await Sandbox.connect(sandbox.id, **place)
+        assert (await sandbox.run(["true"])).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("policy", "said"),
+    [
+        ({"images": ["other:1"]}, "image"),
+        ({"caps": {"mem_limit": {"max": "128M"}}}, "mem_limit"),
+        ({"caps": {"max_lifetime": {"max": 60}}}, "max_lifetime"),
+        ({"isolation": "vm"}, "isolation"),
+        ({"runtimes": ["runsc"]}, "runtime"),
+        ({"caps": {"resumable": {"max": 10}}}, "resumable"),
+    ],
+)
+async def test_a_policy_that_has_closed_since_keeps_from_a_sandbox_that_runs(
+    create: Create, place: dict[str, Any], config_folder: Path, policy: dict[str, Any], said: str
+) -> None:
+    """A1, B9: by what the sandbox got, whatever its maker had asked for."""
+    sandbox = await create(spec={"resumable": 30})
+    await sandbox.detach()
+    file = config_folder / "jupyter_sandbox_policy.json"
+    file.write_text(json.dumps(policy))
+    with pytest.raises(SandboxSpecRejectedError, match=said):
+        await Sandbox.connect(sandbox.id, **place)
+    file.write_text(json.dumps({"caps": {"pids_limit": {"max": 1000}}, "network": "none"}))
+    async with Sandbox.connect(sandbox.id, **place) as again:
+        assert again.id == sandbox.id
+
+
+async def test_whatever_is_done_in_a_paused_sandbox_resumes_it_first(
+    create: Create, place: dict[str, Any]
+) -> None:
+    """B8: a command, a program, files; also when somebody else has paused it just now."""
+    spec = {"durability": "persistent", "workspace": "paused"}
+    async with create(spec=spec) as one, create(spec=spec) as other:
+        assert one.id == other.id
+
+        async def command() -> None:
+            assert (await one.run(["true"])).returncode == 0
+
+        async def files() -> None:
+            await one.files.put(b"x", "file")
+
+        async def program() -> None:
+            async with one.start(["true"]) as process:
+                assert (await process.wait()).code == 0
+
+        for work in (command, files, program):
+            await other.pause()
+            await asyncio.wait_for(work(), 60)
+            assert not one.paused
+        await one.pause()
+        await other.resume()
+        assert (await other.run(["true"])).returncode == 0
+    await SandboxWorkspaces(**place).remove("paused")
+
+
+async def test_a_program_that_runs_keeps_its_sandbox_from_being_idle(create: Create) -> None:
+    """B8: use moves the end; the lifetime does not move."""
+    async with create(spec={"idle_ttl": 4, "lease_ttl": 2, "max_lifetime": 600}) as sandbox:
+        async with sandbox.start(["sleep", "1000"], timeout=None) as process:
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(sandbox.wait(), 9)
+            expires = await sandbox.expires_at()
+            assert expires is not None
+            assert expires < datetime.now(UTC) + timedelta(seconds=10)
+            await process.kill()
+        assert await sandbox.touch() is not None
+        assert (await asyncio.wait_for(sandbox.wait(), 60)).kind == "idle"
+
+
+async def test_a_workspace_goes_out_and_in_as_a_whole(
+    create: Create, place: dict[str, Any], tmp_path: Path
+) -> None:
+    """B6, F4: with no sandbox running, through files of this machine."""
+    workspaces = SandboxWorkspaces(**place)
+    async with create(spec={"durability": "persistent", "workspace": "a"}) as sandbox:
+        await sandbox.shell("mkdir d; echo one > d/1; echo two > 2", check=True)
+        with pytest.raises(SandboxConflictError, match=place["owner"]):
+            await workspaces.remove("a")
+    archive = tmp_path / "a.tar"
+    size = await workspaces.export("a", archive)
+    assert (archive.stat().st_size, archive.stat().st_mode & 0o777) == (size, 0o600)
+    with tarfile.open(archive) as tar:
+        assert {name.removeprefix("./") for name in tar.getnames()} >= {"d/1", "2"}
+    with pytest.raises(SandboxConflictError, match="overwrite"):
+        await workspaces.export("a", archive)
+    with pytest.raises(SandboxSpecRejectedError, match="limit"):
+        await workspaces.export("a", tmp_path / "b.tar", limit=100)
+    assert os.listdir(tmp_path) == ["a.tar"]
+    assert (await workspaces.import_("b", archive)).entries == (await workspaces.size("a")).entries
+    assert await workspaces.read("b", "d/1") == b"one\n"
+    assert {entry.name for entry in await workspaces.files("b")} == {"d", "2"}
+    await workspaces.get("b", "d", tmp_path / "d")
+    assert (tmp_path / "d" / "1").read_text() == "one\n"
+    assert [info.workspace.key for info in await workspaces.list()] == ["a", "b"]
+    for key in ("a", "b"):
+        assert (await workspaces.find(key)).users == ()
+        await workspaces.remove(key)
+    with pytest.raises(SandboxFileNotFoundError):
+        await workspaces.find("a")
+
+
+async def test_what_looks_into_a_workspace_is_none_of_its_owners_sandboxes(
+    create: Create, place: dict[str, Any], config_folder: Path, engines: Engines, tmp_path: Path
+) -> None:
+    """A1: an owner with as many as are allowed can still look, and looking takes no place."""
+    policy = config_folder / "jupyter_sandbox_policy.json"
+    policy.write_text(json.dumps({"max_sandboxes": 1}))
+    workspaces = SandboxWorkspaces(**place)
+    async with Engine(engines.unix_endpoint) as engine:
+        async with create(spec={"durability": "persistent", "workspace": "w"}) as sandbox:
+            assert (await workspaces.size("w")).entries >= 0
+            assert len(await owned(engine, place["owner"])) == 1
+            await sandbox.shell("head -c 3000000 /dev/urandom > f", check=True)
+        counted: list[int] = []
+
+        async def count() -> None:
+            while True:
+                listed = await Sandbox.find_all(**place)
+                if listed:
+                    counted.append(len(await owned(engine, place["owner"])))
+                await asyncio.sleep(0)
+
+        counting = asyncio.create_task(count())
+        try:
+            await workspaces.export("w", tmp_path / "w.tar")
+        finally:
+            counting.cancel()
+            await asyncio.gather(counting, return_exceptions=True)
+        # The one that looked was seen, and was not counted.
+        assert counted
+        assert set(counted) == {0}
+    policy.write_text(json.dumps({"images": ["other:1"]}))
+    with pytest.raises(SandboxSpecRejectedError, match="image"):
+        await SandboxWorkspaces(image="another:1", **place).size("w")
+    await workspaces.remove("w")
+
+
+def test_a_spec_has_nothing_that_the_policy_could_not_judge_again() -> None:
+    """A1: a new field has to be thought of in `judge_found`."""
+    known = {
+        *("image", "network", "dns", "require_egress_firewall", "cpu_limit", "mem_limit"),
+        *("pids_limit", "tmpfs_size", "shm_size", "environment", "runtime", "isolation"),
+        *("disk_limit", "durability", "workspace", "template", "project", "project_limit"),
+        *("data_sets", "mounts", "devices", "lease_ttl", "resumable", "idle_ttl"),
+        *("max_lifetime", "labels", "prefix"),
+    }
+    assert set(SandboxSpec.__dataclass_fields__) == known
