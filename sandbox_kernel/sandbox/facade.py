@@ -286,8 +286,8 @@ class Sandbox(SandboxState):
 
         def judge(spec: SandboxSpec, limits: Limits) -> None:
             judge_found(spec, limits)
-            asked = {"image": spec.image, "environment": dict(variables), "max_timeout": max_timeout}
-            found.append(settle(asked, door="python"))
+            asked = {"image": spec.image, "environment": dict(variables)}
+            found.append(settle({**asked, "max_timeout": max_timeout}, door="python"))
 
         async def find(at: Engine) -> tuple[LiveSandbox, Timeouts]:
             live = await LiveSandbox.connect(

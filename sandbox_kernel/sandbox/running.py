@@ -462,9 +462,10 @@ class RunningSandbox:
             await thaw(*place)
             self._hold.paused = False
             left = await self._hold.lease.leave(_LEAVE_TIMEOUT, stay=stay)
-            if left.holders and until is not None:
+            goes_on = left.holders > 0 or stay
+            if goes_on and until is not None:
                 await freeze_until(*place, self.owner, until)
-            elif left.holders:
+            elif goes_on:
                 await freeze(*place, self.owner, LONGEST_PAUSE)
         return left.holders == 0
 
