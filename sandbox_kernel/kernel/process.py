@@ -9,7 +9,6 @@ and beside that: the last lines are kept, since they say why a kernel could not 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import json
 import logging
@@ -107,6 +106,7 @@ class KernelProcess:
             output_limit=sys.maxsize,
             # The relay's pings are more patient with an engine that is silent for a moment.
             heartbeat=False,
+            stay=True,
         )
         letter = {
             "argv": order.argv,
@@ -134,17 +134,17 @@ class KernelProcess:
         """Notice the end, and find out about it."""
         process = self._process
         reported = await process.over()
+        if reported == 0:
+            # Nothing hangs on it. What it left is ended before the next start, or with the sandbox.
+            self._exit(0)
+            return
         try:
+            if reported is not None:
+                await self.kill()
             async with asyncio.timeout(_TAIL_PATIENCE):
                 await process.wait()
-        except TimeoutError:
-            # Without a report nobody is left to tell more. Else something that it started still
-            # holds its output, and that would not be a kernel's child any more.
-            if reported is not None:
-                with contextlib.suppress(SandboxError):
-                    await self.kill()
-        except SandboxGoneError:
-            pass
+        except (TimeoutError, SandboxGoneError):
+            pass  # nobody is left to tell more
         except SandboxError as error:
             log.debug("the kernel of %s is lost: %s", self._sandbox.short_id, error)
             if self.end.reason == "engine-lost":

@@ -147,6 +147,7 @@ async def launch(
     tty: tuple[int, int] | None,
     output_limit: int,
     heartbeat: bool = True,
+    stay: bool = False,
 ) -> Process:
     """Start a command whose output goes to a sink; otherwise as `start`.
 
@@ -155,6 +156,9 @@ async def launch(
     heartbeat
         Whether the command counts as lost as soon as the engine is silent (W23); else the caller
         has a way of its own to notice that.
+    stay
+        Whether what the command leaves at its end is kept in reach of a stop, all of it. Then
+        `over` tells of the command's end, and it is a `kill` that brings the output to its own.
     """
     for setting, seconds in (("timeout", timeout), ("idle_timeout", idle_timeout)):
         if seconds is not None and not seconds > 0:
@@ -164,7 +168,7 @@ async def launch(
     if tty is not None:
         _check_size(tty)
     nonce, marker = secrets.token_hex(16), secrets.token_hex(8)
-    sent = preamble(nonce, marker, argv, env or {}, cwd)
+    sent = preamble(nonce, marker, argv, env or {}, cwd, stay=stay)
     kind: Kind = "pipes" if tty is None else "terminal"
     while True:
         process = Process(engine, container_id, user, kind, nonce, marker, sink, output_limit)
@@ -180,6 +184,7 @@ async def launch(
                 raise process._late_start() from error
             raise
         process._watch_time(timeout, idle_timeout)
+        process._stays = stay
         if not heartbeat:
             await process._heartbeat.leave(process._lose)
         return process
@@ -225,6 +230,7 @@ class Process:
         self._out_of_memory = False
         self._swept = False
         self._silent = ""
+        self._stays = False
         self._starting: asyncio.Timeout | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping: asyncio.Task[StopReport] | None = None
@@ -624,6 +630,10 @@ class Process:
                     user=self._user,
                     mode="all" if mode == "all" else "command",
                 )
+                if self._stays:
+                    # Nobody is left who could miss the input, nor anybody to be stopped.
+                    with contextlib.suppress(SandboxError):
+                        await self.end_input()
             if mode == "everything":
                 # The wrapper gets the time to report what it has just lost.
                 await self._patiently(self._ended)

@@ -31,7 +31,13 @@ _SHELLS_OWN: Final = frozenset(
 
 
 def preamble(
-    nonce: str, marker: str, argv: Sequence[str], env: Mapping[str, str], cwd: str
+    nonce: str,
+    marker: str,
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    cwd: str,
+    *,
+    stay: bool = False,
 ) -> bytes:
     """Return the wrapper's input up to the answer to its report "ready".
 
@@ -43,6 +49,8 @@ def preamble(
         The value of `MARKER`.
     argv, env, cwd
         The command.
+    stay
+        Whether the wrapper is to stay, after its command, until its input ends.
 
     Raises
     ------
@@ -51,7 +59,7 @@ def preamble(
     """
     check(argv, env, cwd)
     variables = _pairs({**env, MARKER: marker})
-    return frame((nonce, cwd, *_counted(variables), *_counted(argv)))
+    return frame((nonce, cwd, "stay" if stay else "", *_counted(variables), *_counted(argv)))
 
 
 def check(argv: Sequence[str], env: Mapping[str, str], cwd: str) -> None:

@@ -5,9 +5,10 @@
 # `sh -c TEXT wrapper MODE TEXT`, which looks for an init by itself and does without if there is
 # none. MODE is "pipes" or "terminal". Nothing about the command stands in this argv, because the engine shows an exec's argv to everybody who
 # watches its events. stdin brings, each as a count of lines and then the lines: nonce, working
-# directory, number of variables, each NAME=VALUE, number of words, each word of the command. The
-# report "ready" is answered by the line "go" or by the end of input; what follows "go" is the
-# command's own stdin. On a terminal the preamble may come only after "hello", which says that
+# directory, "stay" or nothing, number of variables, each NAME=VALUE, number of words, each word of
+# the command. The report "ready" is answered by the line "go" or by the end of input; what follows
+# "go" is the command's own stdin. With "stay" the wrapper waits, after its command's end, for the
+# end of input: until then what the command has left stays below ROOT, where a stop finds it. On a terminal the preamble may come only after "hello", which says that
 # the terminal takes bytes as they are, and the command's input only after "running".
 #
 # Reports are lines on stderr: \036 NONCE SPACE words. The nonce is in no argv, environment or
@@ -208,6 +209,7 @@ if [ "$mode" = terminal ]; then
 fi
 take && nonce=$value
 take && directory=$value
+take && stay=$value
 [ -r /proc/self/stat ] || give_up "missing /proc"
 for program in cat ls readlink setsid; do need "$program"; done
 take && count=$value
@@ -255,6 +257,8 @@ run() {
         become "$@"
     )
     account "$?"
+    # What is not read yet may be input that the command did not want.
+    [ -z "$stay" ] || while read -r _; do :; done
 }
 
 code=$({ { run "$@" 2>&1 >&6 6>&- | cat >&4 6>&-; } 6>&1 | cat >&3; } 7>&1)

@@ -32,11 +32,12 @@ def test_values_of_any_content_are_told_apart(values: list[str]) -> None:
 
 def test_a_preamble_holds_everything_in_the_wrappers_order() -> None:
     """W2."""
-    sent = preamble("n0", "m0", ["a", "b\nc", ""], {"X": "1\n2"}, "/dir")
-    assert unframe(sent) == [
-        *("n0", "/dir", "2", "X=1\n2", f"{MARKER}=m0"),
-        *("3", "a", "b\nc", ""),
-    ]
+    for stay in (False, True):
+        sent = preamble("n0", "m0", ["a", "b\nc", ""], {"X": "1\n2"}, "/dir", stay=stay)
+        assert unframe(sent) == [
+            *("n0", "/dir", "stay" if stay else "", "2", "X=1\n2", f"{MARKER}=m0"),
+            *("3", "a", "b\nc", ""),
+        ]
 
 
 @pytest.mark.parametrize(
