@@ -10,18 +10,18 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 from jupyter_core.application import JupyterApp
 from rich.console import Console
 from traitlets import Bool, HasTraits, Unicode
 from traitlets.config.application import catch_config_error
-from traitlets.config.loader import KVArgParseConfigLoader
 
 from sandbox_kernel import __version__
+from sandbox_kernel.app.words import WrongWordsError, split
 from sandbox_kernel.config import (
     ConfigFile,
     Door,
@@ -51,11 +51,7 @@ ENGINE_FLAGS: dict[Any, Any] = {
 }
 
 
-class _StrictLoader(KVArgParseConfigLoader):
-    """Refuses an option that does not exist; a mistyped limit must not be ignored."""
-
-    def _handle_unrecognized_alias(self, arg: str) -> None:
-        self.parser.error(f"there is no option --{arg} (see --help)")
+_BUILT_IN: Final = frozenset({"h", "help", "help-all", "V", "version"})
 
 
 class SandboxCommand(JupyterApp):
@@ -70,6 +66,15 @@ class SandboxCommand(JupyterApp):
 
     works_without_config = False
     """Whether the command does something useful when the configuration is broken."""
+
+    usage_code = 2
+    """The exit code for a command line that cannot be read."""
+
+    arguments = ""
+    """The words that it takes besides options, for its help; by default none."""
+
+    first_word_ends = False
+    """Whether what follows the first word is words too, such as those of a program."""
 
     engine_host = Unicode(
         None,
@@ -98,10 +103,21 @@ class SandboxCommand(JupyterApp):
     def _config_file_name_default(self) -> str:
         return "jupyter_sandbox_config"
 
-    def _create_loader(
-        self, argv: Any, aliases: Any, flags: Any, classes: Any
-    ) -> KVArgParseConfigLoader:
-        return _StrictLoader(argv, aliases, flags, classes=classes, log=self.log)
+    def parse_command_line(self, argv: Any = None) -> None:
+        """Take the command line apart; a mistyped option is refused and never ignored."""
+        valued = {name for names in self.aliases for name in _names(names)}
+        flags = {name for names in self.flags for name in _names(names)} | _BUILT_IN
+        try:
+            options, words = split(
+                sys.argv[1:] if argv is None else argv,
+                valued,
+                flags,
+                first_word_ends=self.first_word_ends,
+            )
+        except WrongWordsError as error:
+            self._usage(f"{error} (see --help)")
+        super().parse_command_line(options)
+        self.extra_args = words
 
     @catch_config_error
     def initialize(self, argv: Any = None) -> None:
@@ -127,13 +143,15 @@ class SandboxCommand(JupyterApp):
 
         bases = [base for base in type(self).mro() if issubclass(base, HasTraits)]
         options = {base.__name__: tuple(base.class_trait_names(config=True)) for base in bases}
-        known = (*options, *command_classes())
         for name, section in file.config.items():
             if not section or not (name.endswith("App") or name in options):
                 continue
-            if name not in known:
+            if name not in options and name not in (known := command_classes()):
                 raise SandboxSpecRejectedError(
-                    name, None, f"there is no such command (in {file.path})", closest(name, known)
+                    name,
+                    None,
+                    f"there is no such command (in {file.path})",
+                    closest(name, (*options, *known)),
                 )
             # Options of another command are that one's to check.
             for option in set(section) - set(options[name]) if name in options else ():
@@ -146,8 +164,7 @@ class SandboxCommand(JupyterApp):
 
     def start(self) -> None:
         """Run, and end the process with the exit code."""
-        if self.extra_args:
-            self._usage(f"takes no argument {self.extra_args[0]!r} (see --help)")
+        self.take(self.extra_args)
         try:
             if self.config_error is not None and not self.works_without_config:
                 raise self.config_error
@@ -164,13 +181,29 @@ class SandboxCommand(JupyterApp):
             code = 1
         self.exit(code)
 
+    def take(self, words: list[str]) -> None:
+        """Take the words that are no options; an unfit number of them is a wrong command line."""
+        if words:
+            self._usage(f"takes no argument {words[0]!r} (see --help)")
+
     def run(self) -> int:
         """Do the work of the command and return its exit code."""
         raise NotImplementedError
 
+    def emit_description(self) -> Iterator[str]:
+        """Yield what the help begins with."""
+        words = f" {self.arguments}" if self.arguments else ""
+        yield f"Usage: {self._called} [OPTION…]{words}"
+        yield ""
+        yield from super().emit_description()
+
+    @property
+    def _called(self) -> str:
+        return self.name.replace("-", " ")
+
     def _usage(self, text: str) -> NoReturn:
-        print(f"{self.name.replace('-', ' ', 2)}: {text}", file=sys.stderr)
-        self.exit(2)
+        print(f"{self._called}: {text}", file=sys.stderr)
+        self.exit(self.usage_code)
         raise AssertionError("exit returned")
 
     def fail(self, error: SandboxError) -> int:
@@ -230,6 +263,10 @@ class SandboxCommand(JupyterApp):
                 setting, None, "holds key material, not a path", "Name the file instead."
             )
         return Path(text).expanduser().absolute()
+
+
+def _names(names: str | tuple[str, ...]) -> tuple[str, ...]:
+    return names if isinstance(names, tuple) else (names,)
 
 
 def error_record(error: SandboxError) -> dict[str, object]:

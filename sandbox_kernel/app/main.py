@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from traitlets.utils.importstring import import_item
+
 from sandbox_kernel.app.group import CommandGroup
 
 _COMMANDS = {
@@ -43,8 +45,19 @@ class SandboxApp(CommandGroup):
 
 
 def command_classes() -> tuple[str, ...]:
-    """Return the names of the commands' classes, as configuration files may name them."""
-    return tuple(path.rpartition(".")[2] for path, _ in _COMMANDS.values())
+    """Return the names of the commands' classes, as configuration files may name them.
+
+    Those of commands within commands are in modules that have to be imported for it.
+    """
+    found: list[str] = []
+    paths: list[str] = [path for path, _ in _SUBCOMMANDS.values()]
+    while paths:
+        path = paths.pop(0)
+        found.append(path.rpartition(".")[2])
+        command = import_item(path)
+        if issubclass(command, CommandGroup):
+            paths += [below for below, _ in command.subcommands.values()]
+    return tuple(found)
 
 
 def main(argv: list[str] | None = None) -> None:

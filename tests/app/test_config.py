@@ -158,6 +158,19 @@ def test_status_says_which_files_are_in_force(cli: CommandLine, engines: Engines
     assert "x:1" in checks["image"]["text"]
 
 
+def test_the_options_of_commands_within_commands_can_be_set_in_a_file(cli: CommandLine) -> None:
+    """K7: and those of one do not trouble another."""
+    sections = {
+        "FirewallPrintApp": {"format": "iptables"},
+        "FirewallCheckApp": {"tier": "internal"},
+    }
+    write(cli, f"{CONFIG}.json", sections)
+    words = ("firewall", "print", "--resolver=192.0.2.1", "--engine-control=192.0.2.2:2376")
+    assert cli(*words).out.startswith("#!/bin/sh")
+    write(cli, f"{CONFIG}.json", {"FirewallChekApp": {"tier": "internal"}})
+    assert "Did you mean FirewallCheckApp" in cli(*words).err
+
+
 def test_status_goes_on_when_the_policy_is_broken(cli: CommandLine, engines: Engines) -> None:
     """E7: a problem with its remedy, beside what can still be said."""
     policy = write(cli, POLICY, {"networkk": "none"})
