@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from copy import deepcopy
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -190,7 +190,7 @@ class SandboxCommand(JupyterApp):
         """Do the work of the command and return its exit code."""
         raise NotImplementedError
 
-    def emit_description(self) -> Iterator[str]:
+    def emit_description(self) -> Generator[str, None, None]:
         """Yield what the help begins with."""
         words = f" {self.arguments}" if self.arguments else ""
         yield f"Usage: {self._called} [OPTION…]{words}"

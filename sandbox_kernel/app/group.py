@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import sys
 from typing import Any
 
@@ -31,7 +32,9 @@ class CommandGroup(JupyterApp):
         unknown = " ".join(self.extra_args)
         if unknown:
             command = self.name.replace("-", " ")
-            print(f"{command}: there is no command {unknown!r}.", file=sys.stderr)
+            meant = difflib.get_close_matches(unknown, list(self.subcommands), n=2)
+            hint = f" Did you mean {' or '.join(meant)}?" if meant else ""
+            print(f"{command}: there is no command {unknown!r}.{hint}", file=sys.stderr)
             print(f"Commands: {', '.join(self.subcommands)}.", file=sys.stderr)
             self.exit(2)
         self.print_help()

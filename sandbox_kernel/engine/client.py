@@ -23,7 +23,7 @@ from aiodocker import Docker, DockerError
 from aiodocker.execs import Exec
 
 from sandbox_kernel.engine.endpoint import Endpoint
-from sandbox_kernel.engine.events import EVENT_LABEL, EventHub
+from sandbox_kernel.engine.events import EVENT_LABEL, Event, EventHub, parse_event
 from sandbox_kernel.engine.faults import (
     CONNECTION_TROUBLE,
     ENGINE,
@@ -34,7 +34,7 @@ from sandbox_kernel.engine.faults import (
     translate,
     unavailable,
 )
-from sandbox_kernel.engine.streams import ByteStream, Chunk, ExecStream, connect, keep_alive
+from sandbox_kernel.engine.streams import ByteStream, Chunk, ExecStream, connect, keep_alive, lines
 from sandbox_kernel.engine.tls import client_context
 from sandbox_kernel.errors import (
     SandboxConflictError,
@@ -273,6 +273,26 @@ class Engine:
         """Return what the engine tells of itself and its machine."""
         async with self.call("describe itself") as docker:
             return _object(await docker._query_json("info"))
+
+    async def past_events(self, until: float) -> list[Event]:
+        """Return what the engine still remembers of containers of ours, the oldest first.
+
+        It is not much: engines keep the last few hundred events, those of all containers.
+
+        Parameters
+        ----------
+        until
+            The engine's time in seconds since 1970; it answers no sooner.
+        """
+        filters = json.dumps({"type": ["container"], "label": [EVENT_LABEL]})
+        params = {"filters": filters, "since": "1", "until": f"{until:.0f}"}
+        async with self.call("tell what happened") as docker:
+            response = await docker._do_query("events", "GET", params=params)
+            try:
+                told = [parse_event(line) async for line in lines(response)]
+            finally:
+                response.close()
+        return [event for event in told if event is not None]
 
     async def _open_events(self) -> aiohttp.ClientResponse:
         filters = json.dumps({"type": ["container"], "label": [EVENT_LABEL]})

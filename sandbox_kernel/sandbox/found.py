@@ -7,16 +7,18 @@ another owner are never found by guessing: to who asks they do not exist (TEN-14
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
 from sandbox_kernel.engine.client import Engine
-from sandbox_kernel.errors import SandboxGoneError
+from sandbox_kernel.errors import SandboxConflictError, SandboxGoneError
 from sandbox_kernel.sandbox import labels as names
 
 _ID: Final = re.compile(r"[0-9a-f]{12,64}")
+_BEGINNING: Final = re.compile(r"[0-9a-f]{1,64}")
+_SHOWN: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +107,46 @@ async def find_sandbox(engine: Engine, which: str, owner: str) -> dict[str, Any]
             if inspected["State"].get("Running"):
                 return inspected
     raise SandboxGoneError(f"No sandbox {which[:80]!r} of {owner!r} runs on the engine")
+
+
+def choose(infos: Sequence[SandboxInfo], which: str) -> SandboxInfo:
+    """Return the one sandbox that a person means.
+
+    Parameters
+    ----------
+    infos
+        Those that there are.
+    which
+        The beginning of its id, its name, or the key of its workspace. What is written in full
+        goes before the beginning of an id.
+
+    Raises
+    ------
+    SandboxGoneError
+        It is none of them; the error names some.
+    SandboxConflictError
+        It can be several; the error names them.
+    """
+    found = [info for info in infos if which in {info.id, info.name, info.workspace}]
+    if not found and _BEGINNING.fullmatch(which):
+        found = [info for info in infos if info.id.startswith(which)]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise SandboxConflictError(
+            f"{which[:80]!r} can be any of {_named(found)}. Write more of the id"
+        )
+    there = f"There are {_named(infos)}" if infos else "There is none at all"
+    raise SandboxGoneError(f"There is no sandbox {which[:80]!r}. {there}")
+
+
+def _named(infos: Sequence[SandboxInfo]) -> str:
+    shown = [
+        f"{info.short_id} ({info.name if info.workspace is None else repr(info.workspace)})"
+        for info in infos[:_SHOWN]
+    ]
+    more = len(infos) - len(shown)
+    return ", ".join([*shown, f"{more} more"] if more else shown)
 
 
 def _wanted(owner: str | None) -> dict[str, str | None]:

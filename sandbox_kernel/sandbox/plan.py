@@ -220,6 +220,37 @@ async def plan_of(
     """
     labels = labels_of(inspected)
     owner = labels[names.OWNER]
+    spec, limits = told_by(labels, environment)
+    image_id = str(inspected["Image"])
+    image = await image_present(engine, image_id)
+    if image is None:
+        raise image_missing(spec.image)
+    tier = shared_tier(spec.network)
+    network = None if tier is None else await ensure_network(engine, tier)
+    workspace = None
+    if spec.workspace is not None:
+        made = await verify_workspace(engine, spec.prefix, owner, spec.workspace, limits.disk)
+        workspace = made
+    return Plan(engine, spec, owner, image, limits, labels, network, workspace, None, {})
+
+
+def told_by(
+    labels: Mapping[str, str], environment: Mapping[str, str]
+) -> tuple[SandboxSpec, Limits]:
+    """Return what was asked for, and what that came to, by the labels of a container.
+
+    Parameters
+    ----------
+    labels
+        Of the container.
+    environment
+        Variables for the code, which they do not tell.
+
+    Raises
+    ------
+    SandboxConflictError
+        They are not those of a sandbox that this version can have made.
+    """
     try:
         kept = json.loads(labels[names.LIMITS])
         limits = Limits(**kept["limits"])
@@ -233,23 +264,12 @@ async def plan_of(
             labels=names.caller_labels(labels),
             environment=environment,
         )
-        image_id = str(inspected["Image"])
     except (ValueError, TypeError, LookupError, AttributeError) as error:
         raise SandboxConflictError(
-            f"The container {str(inspected.get('Id'))[:12]} has labels that this version of "
-            "sandbox-kernel does not write, so it cannot be connected to. Remove it, and make a "
-            "new sandbox"
+            "The sandbox has labels that this version of sandbox-kernel does not write, so it "
+            "cannot be connected to. Remove it, and make a new one"
         ) from error
-    image = await image_present(engine, image_id)
-    if image is None:
-        raise image_missing(spec.image)
-    tier = shared_tier(spec.network)
-    network = None if tier is None else await ensure_network(engine, tier)
-    workspace = None
-    if spec.workspace is not None:
-        made = await verify_workspace(engine, spec.prefix, owner, spec.workspace, limits.disk)
-        workspace = made
-    return Plan(engine, spec, owner, image, limits, labels, network, workspace, None, {})
+    return spec, limits
 
 
 async def verify_workspace(
