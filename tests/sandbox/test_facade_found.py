@@ -17,8 +17,10 @@ from sandbox_kernel import (
     EngineSettings,
     Sandbox,
     SandboxConflictError,
+    SandboxExecTimeoutError,
     SandboxFileNotFoundError,
     SandboxGoneError,
+    SandboxRunError,
     SandboxSpec,
     SandboxSpecRejectedError,
     SandboxWorkspaces,
@@ -26,8 +28,9 @@ from sandbox_kernel import (
     find_sandboxes,
 )
 from sandbox_kernel.engine.client import Engine
+from sandbox_kernel.sandbox import labels
 from sandbox_kernel.sandbox.quota import owned
-from tests.engines import Engines
+from tests.engines import Engines, leftovers
 from tests.sandbox.conftest import Create
 
 
@@ -67,6 +70,30 @@ async def test_a_sandbox_that_was_left_is_found_with_its_labels_and_held_again(
     await asyncio.to_thread(blocking.destroy)
     with pytest.raises(SandboxGoneError):
         await Sandbox.connect(sandbox.id, **place)
+
+
+@pytest.mark.parametrize("end", ["success", "failure", "timeout", "cancelled"])
+async def test_a_run_of_its_own_leaves_nothing_however_it_ends(
+    create: Create, engines: Engines, owner: str, end: str
+) -> None:
+    """C2: no container and no volume, by the time that the caller goes on."""
+
+    async def run() -> None:
+        async with create() as sandbox:
+            text = {"success": "true", "failure": "exit 3"}.get(end, "sleep 1000")
+            running.set()
+            await sandbox.shell(text, check=True, timeout=0.5 if end == "timeout" else 60)
+
+    running = asyncio.Event()
+    task = asyncio.create_task(run())
+    if end == "cancelled":
+        await running.wait()
+        task.cancel()
+    [outcome] = await asyncio.gather(task, return_exceptions=True)
+    kinds: dict[str, type] = {"failure": SandboxRunError, "timeout": SandboxExecTimeoutError}
+    kinds["cancelled"] = asyncio.CancelledError
+    assert isinstance(outcome, kinds.get(end, type(None)))
+    assert leftovers(engines, f"{labels.OWNER}={owner}") == []
 
 
 async def test_one_that_ends_with_its_owner_cannot_be_left_or_held(
