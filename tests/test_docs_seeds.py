@@ -50,6 +50,15 @@ def test_every_row_has_a_feature_an_answer_and_a_test() -> None:
         assert TEST.findall(shown), cells
 
 
+def test_the_larger_image_has_the_tools_that_were_described() -> None:
+    """E6: as the recipe says; what it makes of them is the business of the image's own tests."""
+    recipe = (ROOT / "sandbox_kernel" / "images" / "python" / "Dockerfile").read_text("utf-8")
+    larger = recipe.partition(" AS full-root")[2]
+    words = set(larger.replace("\\", " ").replace(";", " ").split())
+    tools = "bash coreutils git curl python3-pip nodejs npm build-essential jq ripgrep"
+    assert set(tools.split()) <= words
+
+
 def test_each_description_has_its_part_and_each_refusal_its_reason() -> None:
     """B3, B5, B14: among them those of which nobody may think that they are there."""
     parts = re.split(r"^## ", PAGE, flags=re.MULTILINE)[1:]
