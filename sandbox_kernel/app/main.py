@@ -16,6 +16,18 @@ _COMMANDS = {
     "build": ("build.BuildApp", "Build the image that sandboxes run from."),
     "install": ("install.InstallApp", "Install the kernel 'Python 3 (sandbox)' for Jupyter."),
     "firewall": ("firewall.FirewallApp", "Print and prove the rules for sandboxes' networks."),
+    "ls": ("ls.LsApp", "List sandboxes."),
+    "list": ("ls.LsApp", "The same as ls."),
+    "run": ("run.RunApp", "Run a program in a fresh sandbox."),
+    "exec": ("exec.ExecApp", "Run a program in a sandbox that runs already."),
+    "cp": ("cp.CpApp", "Copy files into and out of sandboxes and workspaces."),
+    "logs": ("logs.LogsApp", "Tell what happened to a sandbox, and why it ended."),
+    "pause": ("pause.PauseApp", "Freeze sandboxes with their memory."),
+    "resume": ("pause.ResumeApp", "Let paused sandboxes go on."),
+    "rm": ("rm.RmApp", "End and remove sandboxes."),
+    "reap": ("reap.ReapApp", "Clear away what crashes have left."),
+    "workspaces": ("workspaces.WorkspacesApp", "List, copy and remove persistent workspaces."),
+    "completion": ("completion.CompletionApp", "Print the completion of commands for a shell."),
     "config": ("config.ConfigApp", "Show the settings that hold, and where they come from."),
     "quickstart": ("quickstart.QuickstartApp", "Build, install, and run a notebook in a sandbox."),
 }
@@ -31,6 +43,8 @@ jupyter sandbox status                 # can sandboxes run here?
 jupyter sandbox build                  # build the image
 jupyter sandbox install                # add "Python 3 (sandbox)" to Jupyter
 jupyter sandbox quickstart             # all of it, and a first notebook
+jupyter sandbox run -it bash           # a shell in a fresh sandbox
+jupyter sandbox ls                     # the sandboxes that are there
 jupyter sandbox COMMAND --help         # options and examples of one command
 """
 

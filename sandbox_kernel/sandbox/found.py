@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, Protocol, TypeVar
 
 from sandbox_kernel.engine.client import Engine
 from sandbox_kernel.errors import SandboxConflictError, SandboxGoneError
@@ -19,6 +19,28 @@ from sandbox_kernel.sandbox import labels as names
 _ID: Final = re.compile(r"[0-9a-f]{12,64}")
 _BEGINNING: Final = re.compile(r"[0-9a-f]{1,64}")
 _SHOWN: Final = 5
+
+
+class Named(Protocol):
+    """What a person can name."""
+
+    @property
+    def id(self) -> str:
+        """What the engine calls it."""
+        ...
+
+    @property
+    def name(self) -> str:
+        """Its name on the engine."""
+        ...
+
+    @property
+    def workspace(self) -> str | None:
+        """The key of its workspace."""
+        ...
+
+
+N = TypeVar("N", bound=Named)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +131,7 @@ async def find_sandbox(engine: Engine, which: str, owner: str) -> dict[str, Any]
     raise SandboxGoneError(f"No sandbox {which[:80]!r} of {owner!r} runs on the engine")
 
 
-def choose(infos: Sequence[SandboxInfo], which: str) -> SandboxInfo:
+def choose(infos: Sequence[N], which: str) -> N:
     """Return the one sandbox that a person means.
 
     Parameters
@@ -140,9 +162,9 @@ def choose(infos: Sequence[SandboxInfo], which: str) -> SandboxInfo:
     raise SandboxGoneError(f"There is no sandbox {which[:80]!r}. {there}")
 
 
-def _named(infos: Sequence[SandboxInfo]) -> str:
+def _named(infos: Sequence[Named]) -> str:
     shown = [
-        f"{info.short_id} ({info.name if info.workspace is None else repr(info.workspace)})"
+        f"{info.id[:12]} ({info.name if info.workspace is None else repr(info.workspace)})"
         for info in infos[:_SHOWN]
     ]
     more = len(infos) - len(shown)
