@@ -55,6 +55,7 @@ NEWS_PATIENCE = 0.5
 """Seconds for which a death is kept from the manager, so that its clients learn the reason first;
 a client's socket connects again after 0.1 s."""
 
+_READING_PATIENCE = 0.1
 _REASON_PATIENCE = 0.3
 _KILLED = 137
 _CONTROL_UID = int(CONTROL_USER.partition(":")[0])
@@ -271,6 +272,8 @@ class KernelSession:
             return
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._obituary.read.wait(), NEWS_PATIENCE)
+            # Sent is not read, and nothing comes back that would say so.
+            await asyncio.sleep(_READING_PATIENCE)
 
     @property
     def _lost(self) -> bool:
