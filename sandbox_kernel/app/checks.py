@@ -17,7 +17,7 @@ from sandbox_kernel.config import ConfigFile
 from sandbox_kernel.engine.images import DEFAULT_IMAGE, ImageInfo
 from sandbox_kernel.engine.probe import ProbeReport
 from sandbox_kernel.errors import SandboxSpecRejectedError
-from sandbox_kernel.policy import Policy
+from sandbox_kernel.policy import Policy, statements
 from sandbox_kernel.sandbox.spec import SandboxSpec, resolve_limits
 
 __all__ = [
@@ -216,12 +216,23 @@ def config_check(files: Sequence[ConfigFile]) -> Check:
     return Check("configuration", "ok", names or "no file; the built-in defaults hold")
 
 
+_OPENS = ("mounts", "data_sets", "devices")
+"""What a policy can open beside the one mount that a sandbox has (B2, B15, B16)."""
+
+
 def policy_check(policy: Policy) -> Check:
     """Say which policy files are in force, and whether somebody can take them away."""
     loose = [d.source for d in policy.documents if not d.binding]
     if not policy.documents:
         return Check("policy", "ok", "no file; nothing is restricted")
     names = ", ".join(document.source for document in policy.documents)
+    opened = {s.key: s.text for s in statements(policy) if s.key in _OPENS}
+    # Each file has to grant it.
+    granted = [key for key in opened if all(getattr(d, key) for d in policy.documents)]
+    if granted:
+        names += "; sandboxes may be given more than their workspace: " + ", ".join(
+            f"{key} {opened[key]}" for key in granted
+        )
     if loose:
         return Check(
             "policy",

@@ -32,7 +32,7 @@ KERNEL: Final = PREFIX + "kernel"
 CALLER: Final = PREFIX + "labels"
 
 LIMITS: Final = PREFIX + "limits"
-"""What else has to be known to make the same request again, as JSON; see `reconnect.py`."""
+"""What else has to be known to make the same request again, as JSON; see `plan.py`."""
 
 FORMAT: Final = PREFIX + "format"
 """Of a persistent workspace's volume: the version of the rules that its name and labels follow."""

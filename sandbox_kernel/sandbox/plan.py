@@ -334,8 +334,12 @@ def other_settings(mine: Mapping[str, str], theirs: Mapping[str, str]) -> list[s
                 pairs.setdefault(name, (here[part].get(name), there[part].get(name)))
     except (ValueError, TypeError, LookupError, AttributeError):
         return ["it was made by another version of sandbox-kernel"]
-    return [f"{name} is {given!r} there and {asked!r} here"
-            for name, (asked, given) in pairs.items() if asked != given]  # fmt: skip
+    # A setting that one of two versions does not know is what it is when nobody asks for it.
+    return [
+        f"{name} is {given!r} there and {asked!r} here"
+        for name, (asked, given) in pairs.items()
+        if (asked or None) != (given or None)
+    ]
 
 
 def kept_prefix(labels: Mapping[str, str]) -> str:

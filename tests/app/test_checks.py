@@ -10,12 +10,14 @@ from sandbox_kernel.app.checks import (
     Check,
     engine_checks,
     image_check,
+    policy_check,
     sandbox_check,
     version_tuple,
 )
 from sandbox_kernel.engine.endpoint import Endpoint
 from sandbox_kernel.engine.images import DEFAULT_IMAGE, ImageInfo
 from sandbox_kernel.engine.probe import ProbeReport, report
+from sandbox_kernel.policy import Policy, parse_policy
 from sandbox_kernel.sandbox.spec import SandboxSpec
 
 INFO: dict[str, Any] = {
@@ -126,6 +128,21 @@ def test_what_a_sandbox_gets_by_default_is_told() -> None:
     refused = sandbox_check({**info, "Architecture": "riscv64"}, SandboxSpec())
     assert refused.level == "problem"
     assert refused.remedy
+
+
+def test_a_policy_that_opens_more_than_the_workspace_is_told() -> None:
+    """B2, B11, B16: the one mount is the rule, and whoever looks learns of exceptions."""
+    opens = parse_policy(
+        '{"mounts": [{"path": "/srv"}], "data_sets": ["iris"]}', "a.json", binding=True
+    )
+    text = policy_check(Policy((opens,))).text
+    assert "mounts /srv (ro), data_sets iris" in text
+    # What another file does not grant too is not granted.
+    other = parse_policy('{"data_sets": ["iris"]}', "b.json", binding=True)
+    text = policy_check(Policy((opens, other))).text
+    assert "data_sets iris" in text
+    assert "mounts" not in text
+    assert "more than" not in policy_check(Policy((parse_policy("{}", "c.json"),))).text
 
 
 def test_an_engine_without_seccomp_is_a_problem() -> None:

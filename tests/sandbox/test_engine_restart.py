@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from sandbox_kernel.engine.client import Engine
 from sandbox_kernel.errors import SandboxError
 from sandbox_kernel.sandbox import labels
 from sandbox_kernel.sandbox.live import LiveSandbox
+from sandbox_kernel.sandbox.plan import other_settings
 from sandbox_kernel.sandbox.spec import SandboxSpec
 from sandbox_kernel.sandbox.workspace import FORMAT, workspace_name
 from tests.engines import Engines, FaultProxy, provide_busybox, wait_until
@@ -119,6 +121,19 @@ async def test_a_line_that_stays_cut_is_told_and_the_sandbox_ends_by_itself(
                 await sandbox.close()
     finally:
         await proxy.stop()
+
+
+def test_a_setting_that_an_older_version_did_not_know_keeps_nobody_from_its_sandbox() -> None:
+    """B7: a sandbox that ran through an upgrade is shared, unless one asks for the new thing."""
+
+    def told(**spec: Any) -> dict[str, str]:
+        return {labels.LIMITS: json.dumps({"limits": {"pids": 1}, "spec": {"prefix": "a", **spec}})}
+
+    assert other_settings(told(mounts={}, new=False), told()) == []
+    [why] = other_settings(told(mounts={"x": "/srv"}), told())
+    assert "mounts" in why
+    [why] = other_settings(told(), told(mounts={"x": "/srv"}))
+    assert "mounts" in why
 
 
 async def test_a_workspace_that_another_version_has_made_is_found(
