@@ -116,6 +116,7 @@ def test_a_python_file_can_compute_and_load_another(tmp_path: Path) -> None:
         ("c.SandboxDefaults.zzzz = 'hunter2'", "SandboxDefaults.zzzz", "mem_limit"),
         ("c.SandboxDefaults.kernel_id = 'x'", "SandboxDefaults.kernel_id", "Known are"),
         ("c.SandboxProvisioner.kernel_spec = 1", "SandboxProvisioner.kernel_spec", "Known are"),
+        ("c.SandboxMagics.workspace = 'x'", "SandboxMagics.workspace", "SandboxProvisioner"),
     ],
 )
 def test_an_unknown_name_is_refused_with_the_one_that_may_have_been_meant(

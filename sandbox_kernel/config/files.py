@@ -199,8 +199,17 @@ def _check(file: ConfigFile) -> None:
                 name, None, f"there is no such class (in {file.path})", closest(name, strict)
             )
         for setting, value in section.items():
+            shown = f"{name}.{printable(setting)}"
             if setting not in SETTINGS:
-                shown = f"{name}.{printable(setting)}"
                 raise unknown_setting(shown, setting, str(file.path))
+            for_kernels = (BASE_SECTION, DOOR_SECTIONS["kernel"])
+            if SETTINGS[setting].part == "kernel" and name not in for_kernels:
+                raise SandboxSpecRejectedError(
+                    shown,
+                    None,
+                    f"this setting is for kernels alone (in {file.path})",
+                    f"Write c.{DOOR_SECTIONS['kernel']}.{setting}; what the magics have of that "
+                    "name belongs to IPython's configuration.",
+                )
             if value is not None and not isinstance(value, LazyConfigValue):
                 check_setting(setting, value, str(file.path))
