@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import Iterator
 
@@ -9,9 +10,11 @@ import pytest
 from jupyter_client.asynchronous import AsyncKernelClient
 
 from sandbox_kernel.engine.endpoint import Endpoint
+from sandbox_kernel.engine.thread import EngineThread
 from sandbox_kernel.sandbox import labels
 from tests.engines import Engines, remove_leftovers
 from tests.kernel.conftest import MakeManager, connect, evaluate
+from tests.kernel.test_provisioner import is_dead
 
 LEAVE = """
 import os, subprocess
@@ -81,11 +84,32 @@ async def test_a_kernel_whose_wrapper_was_killed_is_dead_and_starts_again(
     client = await connect(manager)
     client.execute("!kill -9 -1")
     session = manager.provisioner._session
-    while await manager.is_alive():
-        pass
+    assert await is_dead(manager, within=20)
     assert session.exit_code == 137
     assert session.process.end.code is None
     await manager.restart_kernel(now=True)
     await client.wait_for_ready(timeout=60)
     assert await evaluate(client, "print(7)") == 7
+    client.stop_channels()
+
+
+async def test_a_kernel_whose_stream_broke_lives_and_its_end_is_noticed(
+    make_manager: MakeManager,
+) -> None:
+    """K4, W22, peers 9: the connection that carries its output is not the kernel."""
+    manager = make_manager()
+    await manager.start_kernel()
+    client = await connect(manager)
+    process = manager.provisioner._session.process
+    # As a router does that forgets one connection; no proxy can tell this one from the relay's.
+    await EngineThread.current().call(process._process._stream.close)
+    async with asyncio.timeout(20):
+        await EngineThread.current().call(process._process.over)
+    assert process.end.reason == "engine-lost"
+    assert await evaluate(client, "print(7)") == 7
+    assert await manager.is_alive()
+    client.execute("import os; os._exit(3)")
+    assert await is_dead(manager, within=20)
+    # The wrapper could report it to nobody.
+    assert manager.provisioner._session.exit_code in (3, 137)
     client.stop_channels()
