@@ -56,7 +56,7 @@ def _cases() -> str:
 
     lines = []
     for path, command in _commands("", SandboxApp):
-        words = [*command.subcommands, *_options(command)]
+        words = [*_below(command), *_options(command)]
         kinds = _kinds(getattr(command, "arguments", ""))
         lines.append(f"    '{path}') words='{' '.join(words)}' kinds='{kinds}' ;;\n")
     return "".join(lines)
@@ -64,8 +64,13 @@ def _cases() -> str:
 
 def _commands(path: str, command: Any) -> Iterator[tuple[str, Any]]:
     yield path, command
-    for name, (below, _) in command.subcommands.items():
+    for name, (below, _) in _below(command).items():
         yield from _commands(f"{path} {name}".strip(), import_item(below))
+
+
+def _below(command: Any) -> dict[str, Any]:
+    # One without commands of its own has the trait instead.
+    return command.subcommands if isinstance(command.subcommands, dict) else {}
 
 
 def _options(command: Any) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 from traitlets import Float, Unicode
@@ -11,6 +12,7 @@ from sandbox_kernel.app.display import BuildDisplay, plain
 from sandbox_kernel.app.programs import PROGRAM_ALIASES, ProgramCommand
 from sandbox_kernel.app.streaming import Signals, run_guarded
 from sandbox_kernel.app.verbatim import Verbatims
+from sandbox_kernel.engine.images import Progress, ProgressCallback
 from sandbox_kernel.sandbox.facade import Sandbox
 from sandbox_kernel.sandbox.order import Order
 from sandbox_kernel.sandbox.setup import prepared
@@ -67,8 +69,8 @@ class RunApp(ProgramCommand):
         async def work(signals: Signals) -> int:
             async with contextlib.AsyncExitStack() as stack:
                 ready = await self._prepared(order, stack)
-                with BuildDisplay(self.err, ready.spec.image) as display:
-                    opening = Sandbox.from_order(ready, owner=self.whose(), progress=display)
+                with self._pulling(ready.spec.image) as hear:
+                    opening = Sandbox.from_order(ready, owner=self.whose(), progress=hear)
                     sandbox = await stack.enter_async_context(opening)
                 return await self.talk(sandbox.start(self._argv, **options), signals)
 
@@ -85,6 +87,21 @@ class RunApp(ProgramCommand):
         if self.workspace:
             asked |= {"durability": "persistent", "workspace": self.workspace}
         return asked
+
+    @contextlib.contextmanager
+    def _pulling(self, image: str) -> Iterator[ProgressCallback]:
+        """Show a pull of the image; where there is none, nothing."""
+        display, is_shown = BuildDisplay(self.err, image), False
+        with contextlib.ExitStack() as shown:
+
+            def hear(news: Progress) -> None:
+                nonlocal is_shown
+                if not is_shown:
+                    shown.enter_context(display)
+                    is_shown = True
+                display(news)
+
+            yield hear
 
     async def _prepared(self, order: Order, stack: contextlib.AsyncExitStack) -> Order:
         if not self.setup:

@@ -186,7 +186,8 @@ def _raw() -> Iterator[None]:
     import tty
 
     before = termios.tcgetattr(_STDIN)
-    tty.setraw(_STDIN)
+    # Not flushed: what was typed while the sandbox was made is for the program.
+    tty.setraw(_STDIN, termios.TCSADRAIN)
     try:
         yield
     finally:

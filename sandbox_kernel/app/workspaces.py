@@ -13,7 +13,7 @@ from sandbox_kernel.app.display import plain
 from sandbox_kernel.app.group import CommandGroup
 from sandbox_kernel.app.sandboxes import OWNER_ALIASES, SandboxesCommand
 from sandbox_kernel.app.table import table_lines
-from sandbox_kernel.errors import SandboxError
+from sandbox_kernel.errors import SandboxConflictError, SandboxError
 from sandbox_kernel.sandbox.blocking import BlockingWorkspaces
 from sandbox_kernel.sandbox.workspaces import WorkspaceInfo, WorkspaceSize
 
@@ -165,6 +165,13 @@ class WorkspacesExportApp(_WorkspacesCommand):
         else:
             self.out.print(f"{file}: {memory_text(size)}", markup=False)
         return 0
+
+    def fail(self, error: SandboxError) -> int:
+        """Show an error, and what helps when the file is there."""
+        code = super().fail(error)
+        if isinstance(error, SandboxConflictError) and not (self.force or self.json_output):
+            self.err.print("What is there is replaced with --force.")
+        return code
 
 
 class WorkspacesImportApp(_WorkspacesCommand):

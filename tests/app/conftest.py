@@ -53,16 +53,14 @@ class CommandLine:
         return Outcome(done.returncode, done.stdout, done.stderr)
 
 
-@pytest.fixture
-def cli(tmp_path: Path) -> CommandLine:
+def clean_environ(home: Path) -> dict[str, str]:
+    """Return an environment in which nothing of this machine's own settings is seen."""
     ours = {
         name: value
         for name, value in os.environ.items()
-        if not name.startswith(("SANDBOX_", "DOCKER_", "JUPYTER_", "XDG_"))
+        if not name.startswith(("SANDBOX_", "DOCKER_", "JUPYTER", "XDG_"))
     }
-    home = tmp_path / "home"
-    home.mkdir()
-    environ = {
+    return {
         **ours,
         "HOME": str(home),
         "JUPYTER_PATH": str(home / "prefix/share/jupyter"),
@@ -70,4 +68,10 @@ def cli(tmp_path: Path) -> CommandLine:
         "JUPYTER_DATA_DIR": str(home / "data"),
         "JUPYTER_PLATFORM_DIRS": "1",
     }
-    return CommandLine(home, environ)
+
+
+@pytest.fixture
+def cli(tmp_path: Path) -> CommandLine:
+    home = tmp_path / "home"
+    home.mkdir()
+    return CommandLine(home, clean_environ(home))
