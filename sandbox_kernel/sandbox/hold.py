@@ -127,7 +127,22 @@ class Hold:
             await self.lease.armed(START_TIMEOUT)
         else:
             await self._attach()
-        return await self.lease.join(START_TIMEOUT, alone=alone)
+            # One that ended just before takes an attachment too, and keeps it until it is started.
+            await self._ask()
+        return await self._join(alone)
+
+    async def _join(self, alone: bool) -> LeaseState:
+        """Become a holder, unless it ends meanwhile, of which nothing comes over the stream."""
+        joining = asyncio.ensure_future(self.lease.join(START_TIMEOUT, alone=alone))
+        try:
+            first: set[asyncio.Future[Any]] = {joining, self.ended}
+            await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+            if not joining.done():
+                raise SandboxGoneError(self.ended.result().text)
+            return joining.result()
+        finally:
+            joining.cancel()
+            await asyncio.gather(joining, return_exceptions=True)
 
     async def _attach(self) -> None:
         old = self._lease

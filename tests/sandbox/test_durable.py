@@ -20,8 +20,9 @@ from sandbox_kernel.errors import (
 )
 from sandbox_kernel.sandbox import labels
 from sandbox_kernel.sandbox.found import list_sandboxes
+from sandbox_kernel.sandbox.hold import Hold
 from sandbox_kernel.sandbox.live import CODE_USER, LiveSandbox
-from sandbox_kernel.sandbox.spec import SandboxSpec
+from sandbox_kernel.sandbox.spec import SandboxSpec, resolve_limits
 from sandbox_kernel.sandbox.workspace import FORMAT, workspace_name
 from tests.engines import Engines, busybox_archive, wait_until
 from tests.sandbox.conftest import MakeSandbox, StartOwner, marks, sh
@@ -290,6 +291,41 @@ async def test_creators_and_removers_at_the_same_time_end_in_one_state(
 
     await asyncio.gather(*(cycle(number) for number in range(4)))
     await asyncio.to_thread(wait_until, lambda: containers_of(engines, workspace) == [], 15)
+
+
+@pytest.mark.parametrize("ended", [True, False])
+async def test_what_ends_just_before_or_while_it_is_joined_is_gone_at_once(
+    engine: Engine, engines: Engines, busybox_image: str, run_labels: dict[str, str], ended: bool
+) -> None:
+    """B7: an engine attaches to what has ended too, and then waits for it to be started.
+
+    Containers that do not remove themselves stand for the moment in which one is not removed yet.
+    """
+    body = {
+        "Image": busybox_image,
+        "Cmd": ["sleep", "0" if ended else "2"],
+        "OpenStdin": True,
+        "Labels": run_labels,
+    }
+    created = await engine.create_container(None, body)
+    try:
+        await engine.start_container(created.id)
+
+        def over() -> bool:
+            return not (engines.api.inspect(created.id) or {})["State"]["Running"]
+
+        if ended:
+            await asyncio.to_thread(wait_until, over)
+        spec = SandboxSpec(image=busybox_image)
+        limits = resolve_limits(spec, await engine.info())
+        hold = Hold(engine, created.id, spec, limits, lambda: False)
+        try:
+            with pytest.raises(SandboxGoneError):
+                await asyncio.wait_for(hold.begin(start=False, alone=False), 12)
+        finally:
+            await hold.release()
+    finally:
+        await engine.remove_container(created.id)
 
 
 @pytest.mark.parametrize("share", range(8))
