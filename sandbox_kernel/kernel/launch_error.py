@@ -5,6 +5,7 @@ from __future__ import annotations
 from tornado import web
 
 from sandbox_kernel.errors import SandboxError, SandboxSpecRejectedError
+from sandbox_kernel.process.result import CommandNotFoundError
 
 
 class KernelLaunchError(web.HTTPError, SandboxError, RuntimeError):
@@ -29,8 +30,13 @@ class KernelLaunchError(web.HTTPError, SandboxError, RuntimeError):
         return self.message
 
 
+class KernelNotFoundError(KernelLaunchError, FileNotFoundError):
+    """The image has no such program; a local kernel's manager raises `FileNotFoundError` then."""
+
+
 def launch_error(error: Exception) -> KernelLaunchError:
     """Return the launch error that tells of ``error``; raise it ``from`` that."""
     status = 400 if isinstance(error, SandboxSpecRejectedError) else 503
     notes = "".join(f" {note}" for note in getattr(error, "__notes__", ()))
-    return KernelLaunchError(f"{error}{notes}", status)
+    kind = KernelNotFoundError if isinstance(error, CommandNotFoundError) else KernelLaunchError
+    return kind(f"{error}{notes}", status)

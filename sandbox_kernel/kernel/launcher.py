@@ -19,6 +19,9 @@ import json
 import os
 import sys
 
+CANNOT_START = "The kernel cannot start"
+NOT_FOUND = 127
+
 
 def prepare(order: dict) -> list[str]:  # type: ignore[type-arg]
     """Write the connection file and return the kernel's argv."""
@@ -43,7 +46,7 @@ def main() -> None:
         sys.exit(give_up(f"{error.strerror}: {error.filename}", 126))
     program = find(argv[0], environment.get("PATH", os.defpath))
     if program is None:
-        sys.exit(give_up(f"program not found in the image: {argv[0]}", 127))
+        sys.exit(give_up(f"program not found in the image: {argv[0]}", NOT_FOUND))
     os.execve(program, argv, environment)  # noqa: S606
 
 
@@ -56,7 +59,7 @@ def find(name: str, path: str) -> str | None:
 
 def give_up(why: str, code: int) -> int:
     """Say why there will be no kernel, and return the code to end with."""
-    sys.stderr.write(f"The kernel cannot start: {why}\n")
+    sys.stderr.write(f"{CANNOT_START}: {why}\n")
     return code
 
 

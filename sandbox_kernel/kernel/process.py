@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sandbox_kernel.errors import SandboxError, SandboxGoneError, SandboxImageUnsuitableError
+from sandbox_kernel.kernel.launcher import NOT_FOUND
 from sandbox_kernel.kernel.program import launcher_program, start_program, unsuitable
 from sandbox_kernel.process.command import Process, launch
 from sandbox_kernel.process.result import Chunk, CommandNotFoundError, Exit
@@ -30,7 +31,6 @@ _TAIL_PATIENCE = 0.2
 _LOST_POLL = 1.0
 _REASON_PATIENCE = 0.3
 _KILLED = 137
-_NOT_FOUND = 127
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class KernelProcess:
         try:
             process = await start_program(begin, program)
         except CommandNotFoundError as error:
-            raise unsuitable(_NOT_FOUND, sandbox.spec.image) or error from error
+            raise unsuitable(NOT_FOUND, sandbox.spec.image) or error from error
         except SandboxGoneError as error:
             # The news of why is a moment behind.
             await asyncio.wait({sandbox.ended}, timeout=_REASON_PATIENCE)

@@ -29,6 +29,7 @@ from sandbox_kernel.errors import (
     SandboxUnknownOutcomeError,
 )
 from sandbox_kernel.kernel.channels import Address, Channels
+from sandbox_kernel.kernel.launcher import CANNOT_START, NOT_FOUND
 from sandbox_kernel.kernel.link import RelayLink, RelayReport
 from sandbox_kernel.kernel.obituary import (
     Obituary,
@@ -41,6 +42,7 @@ from sandbox_kernel.kernel.program import relay_program, start_program, unsuitab
 from sandbox_kernel.kernel.wire import CHANNELS
 from sandbox_kernel.kernel.zmtp import ZmtpLimits
 from sandbox_kernel.policy import Quota
+from sandbox_kernel.process.result import CommandNotFoundError
 from sandbox_kernel.process.stop import STOP_TIMEOUT
 from sandbox_kernel.sandbox.live import CONTROL_USER, LiveSandbox
 from sandbox_kernel.sandbox.spec import SandboxSpec
@@ -240,7 +242,9 @@ class KernelSession:
                 task.cancel()
             await asyncio.wait({listens, exited})
         if listens.cancelled():
-            why = SandboxStartError(self.why_it_ended() + self._last_words())
+            text = self.why_it_ended() + self._last_words()
+            missing = self.exit_code == NOT_FOUND and CANNOT_START in text
+            why = CommandNotFoundError(text) if missing else SandboxStartError(text)
             raise self.process.unsuitable() or why
 
     async def _tell_of_its_end(self, connection: Mapping[str, object]) -> None:

@@ -296,6 +296,7 @@ async def test_what_cannot_start_says_why_once_and_leaves_nothing(
         await manager.start_kernel()
     assert caught.value.status_code in (400, 503)
     assert caught.value.log_message
+    assert isinstance(caught.value, FileNotFoundError) == (argv == ["/no/kernel"])
     assert containers_of(engines, manager) == []
     if manager.provisioner is not None:
         assert not manager.provisioner.has_process
