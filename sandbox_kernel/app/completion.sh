@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # Completion of jupyter sandbox; printed by: jupyter sandbox completion bash (or zsh)
 
 # What can follow a command: its own commands and options, and the kinds of its arguments.
