@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from pathlib import Path
 from typing import Any
 
 from traitlets import Bool, Float, Integer, List, Unicode
@@ -44,6 +45,13 @@ _ALIASES: dict[Any, Any] = {
         "InstallApp.env_keep",
         "Name of a variable to pass on from Jupyter's environment; may be repeated.",
     ),
+    "workspace": (
+        "InstallApp.workspace",
+        "What is kept in /workspace: ephemeral (nothing), notebook, user, or a name.",
+    ),
+    "network": ("InstallApp.network", "none, internal or egress; see docs/network.md."),
+    "template": ("InstallApp.template", "Folder that each new workspace begins as a copy of."),
+    "project": ("InstallApp.project", "Folder whose snapshot is shown, read-only, in /project."),
     "prefix": ("InstallApp.prefix", "Install below PREFIX/share/jupyter/kernels."),
 }
 
@@ -62,6 +70,8 @@ jupyter sandbox install
 jupyter sandbox install --mem-limit 4G --cpu-limit 2
 jupyter sandbox install --name sandbox-ml --display-name "Python 3 (sandbox, ML)" \\
     --image sandbox-kernel/python:ml
+jupyter sandbox install --name sandbox-kept --display-name "Python 3 (sandbox, kept)" \\
+    --workspace notebook
 jupyter sandbox install --engine tcp://engine.example.org:2376 --user
 """
 
@@ -93,6 +103,10 @@ class InstallApp(SandboxCommand):
     )
     environment = List(Unicode(), help="NAME=VALUE for the kernel. Since 0.1.").tag(config=True)
     env_keep = List(Unicode(), help="Variables to pass on. Since 0.1.").tag(config=True)
+    workspace = Unicode("", help="What is kept in /workspace. Since 0.1.").tag(config=True)
+    network = Unicode("", help="The network's tier. Since 0.1.").tag(config=True)
+    template = Unicode("", help="What new workspaces begin as. Since 0.1.").tag(config=True)
+    project = Unicode("", help="What is shown in /project. Since 0.1.").tag(config=True)
     prefix = Unicode("", help="Install below this folder. Since 0.1.").tag(config=True)
     user = Bool(False, help="Install into the person's own folder. Since 0.1.").tag(config=True)
 
@@ -140,10 +154,12 @@ class InstallApp(SandboxCommand):
     def _config(self) -> dict[str, Any]:
         """Return the provisioner's configuration: only what options name."""
         config: dict[str, Any] = {}
-        if self.image:
-            config["image"] = self.image
-        if self.mem_limit:
-            config["mem_limit"] = self.mem_limit
+        for name in ("image", "mem_limit", "workspace", "network"):
+            if text := getattr(self, name):
+                config[name] = text
+        for name in ("template", "project"):
+            if text := getattr(self, name):
+                config[name] = str(self._folder(name, text))
         for name in ("cpu_limit", "pids_limit"):
             value = getattr(self, name)
             if value is not None:
@@ -159,6 +175,14 @@ class InstallApp(SandboxCommand):
         if self.env_keep:
             config["env_keep"] = list(self.env_keep)
         return {**config, **self.engine_options()}
+
+    def _folder(self, setting: str, text: str) -> Path:
+        folder = self._absolute(setting, text)
+        if not folder.is_dir():
+            raise SandboxSpecRejectedError(
+                setting, text, "is not a folder of this machine", "Give one that is there."
+            )
+        return folder
 
     @staticmethod
     def _variable(text: str) -> tuple[str, str]:

@@ -39,10 +39,13 @@ def test_every_option_is_a_trait_of_the_provisioner(cli: CommandLine) -> None:
 
     written = config_of(
         cli, "--mem-limit=1G", "--cpu-limit=1", "--pids-limit=99", "--env=A=1", "--env-keep=B",
+        "--workspace=notebook", "--network=internal", "--template=.", "--project=.",
         NO_ENGINE, "--tlscert=c.pem", "--tlskey=k.pem", "--tlscacert=a.pem",
     )  # fmt: skip
     assert set(written) <= set(SandboxProvisioner.class_trait_names())
-    assert Path(written["tls_cert_path"]).is_absolute()
+    for path in ("tls_cert_path", "template", "project"):
+        assert Path(written[path]).is_absolute()
+    assert (written["workspace"], written["network"]) == ("notebook", "internal")
 
 
 @pytest.mark.parametrize(
@@ -56,6 +59,9 @@ def test_every_option_is_a_trait_of_the_provisioner(cli: CommandLine) -> None:
         ("--env-keep=A=B", "env_keep"),
         ("--name=a b", "name"),
         ("--image=a b", "image"),
+        ("--network=host", "network"),
+        ("--template=/no/folder", "template"),
+        ("--project=/no/folder", "project"),
     ],
 )
 def test_a_value_that_makes_no_sense_is_refused_and_nothing_is_written(
