@@ -175,6 +175,8 @@ class ProgramCommand(SandboxesCommand):
         if isinstance(error, CommandError) and isinstance(error, SandboxStartError):
             return _NOT_EXECUTABLE
         if isinstance(error, SandboxExecTimeoutError):
+            if not self.json_output:
+                self.err.print("--timeout SECONDS gives it longer, and 0 has no end.")
             return _TIMED_OUT
         if isinstance(error, CommandError) and error.reason == "out-of-memory":
             return _KILLED
