@@ -1,4 +1,3 @@
-# ruff: noqa: PTH
 """Runs inside a sandbox as the code's uid: what ordinary programs need must work."""
 
 import asyncio
