@@ -23,10 +23,17 @@ from tests.engines import (
     remove_leftovers,
 )
 
-# Where the way to the engine is part of what is tested. What lies above uses the same calls: over
-# TLS it is tested with what is slow.
-BOTH_WAYS = ("tests/engine/", "tests/process/", "tests/kernel/", "tests/sandbox/test_facade.py")
-ONE_WAY = ("tests/process/test_files",)
+# Where the way to the engine is part of what is tested. All else makes the same calls: over TLS it
+# is tested with what is slow.
+BOTH_WAYS = (
+    "tests/engine/",
+    "tests/kernel/test_provisioner.py",
+    "tests/process/test_lost.py",
+    "tests/process/test_run.py",
+    "tests/process/test_starting.py",
+    "tests/process/test_stop.py",
+    "tests/sandbox/test_facade.py",
+)
 
 # Long enough for a sandbox whose owner has just gone to be removed by its lease.
 LEFTOVER_BOUND = 20.0
@@ -44,7 +51,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     way = getattr(item, "callspec", None)
     if way is None or way.params.get("endpoint") != "mtls":
         return
-    if item.nodeid.startswith(ONE_WAY) or not item.nodeid.startswith(BOTH_WAYS):
+    if not item.nodeid.startswith(BOTH_WAYS):
         item.add_marker(pytest.mark.slow)
 
 

@@ -108,7 +108,7 @@ def image_files(root: Path) -> dict[str, bytes]:
     "name",
     [
         "provisioning",
-        "client",
+        pytest.param("client", marks=pytest.mark.slow),
         pytest.param("kernelmanager", marks=pytest.mark.slow),
         pytest.param("multikernelmanager", marks=pytest.mark.slow),
         pytest.param("restarter", marks=pytest.mark.slow),

@@ -100,7 +100,16 @@ class Shell:
         return lease
 
 
-@pytest.fixture(params=sorted(SHELLS))
+# Images have dash, which hands over to bash, or ash; the others are on request.
+USUAL = {"ash", "dash"}
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(name, marks=[] if name in USUAL else [pytest.mark.slow])
+        for name in sorted(SHELLS)
+    ]
+)
 def shell(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Shell]:
     argv, path = list(SHELLS[request.param]), os.environ["PATH"]
     program = shutil.which(argv[0])
