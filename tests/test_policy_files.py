@@ -7,6 +7,8 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -180,19 +182,27 @@ main(["config", "show", "--json"])
 """
 
 
+@pytest.fixture
+def home() -> Iterator[Path]:
+    """A person's folder. Those of pytest are closed to others, again with each run that starts."""
+    with tempfile.TemporaryDirectory(prefix="sbx-test-home-") as folder:
+        os.chown(folder, SOMEBODY, SOMEBODY)
+        yield Path(folder)
+
+
 @needs_root
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="needs a mount namespace")
-def test_nobody_gets_around_the_policy_of_the_system(tmp_path: Path) -> None:
+def test_nobody_gets_around_the_policy_of_the_system(tmp_path: Path, home: Path) -> None:
     """A1: whatever a person sets in the environment and writes into folders of their own.
 
     The system's folder is one of a mount namespace of its own, and the person is not root.
     """
-    home = tmp_path / "home"
     for name, content in (
         ("jupyter_sandbox_policy.json", '{"network": "egress", "images": ["**"]}'),
         ("jupyter_sandbox_config.json", '{"SandboxDefaults": {"network": "internal"}}'),
     ):
-        write_as_person(home / name, content)
+        (home / name).write_text(content)
+        os.chown(home / name, SOMEBODY, SOMEBODY)
     system = tmp_path / "system.json"
     system.write_text('{"network": "none", "images": ["a:1"]}')
     script = f"""
@@ -215,14 +225,3 @@ def test_nobody_gets_around_the_policy_of_the_system(tmp_path: Path) -> None:
         refused = {text.partition(" ")[0] for text in found["refusals"]}
         assert "image" in refused
         assert ("network" in refused) == ("NO_CONFIG" not in person)
-
-
-def write_as_person(path: Path, content: str) -> None:
-    path.parent.mkdir(mode=0o700, exist_ok=True)
-    path.write_text(content)
-    for each in (path, path.parent):
-        os.chown(each, SOMEBODY, SOMEBODY)
-    # The folders of a test are its own; a person has to reach theirs.
-    for above in path.parent.parents[:3]:
-        if above.stat().st_uid == ME and above != Path("/tmp"):
-            above.chmod(above.stat().st_mode | 0o011)
