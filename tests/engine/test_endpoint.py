@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import socket
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -287,23 +288,23 @@ def test_a_file_that_is_no_socket_is_passed_over(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a root engine's socket can be made by root only")
-def test_a_socket_that_may_be_used_is_preferred(tmp_path: Path) -> None:
+def test_a_socket_that_may_be_used_is_preferred() -> None:
     """E3: a rootless engine is taken when the root one is closed to this user."""
-    tmp_path.chmod(0o755)
-    for parent in tmp_path.parents[:3]:
-        if parent.is_relative_to("/tmp") and parent != Path("/tmp"):
-            parent.chmod(0o755)
-    with listen(tmp_path / "var/run/docker.sock"), listen(tmp_path / "xdg/docker.sock"):
-        (tmp_path / "var/run/docker.sock").chmod(0o600)
-        (tmp_path / "xdg/docker.sock").chmod(0o666)
-        environ = {"XDG_RUNTIME_DIR": str(tmp_path / "xdg")}
-        os.seteuid(65534)
-        try:
-            found = resolve_endpoint(EngineSettings(), environ, tmp_path, roots=tmp_path)
-        finally:
-            os.seteuid(0)
+    # The folders that pytest gives are closed to others.
+    with tempfile.TemporaryDirectory(prefix="sbx-test-sockets-") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        with listen(folder / "var/run/docker.sock"), listen(folder / "xdg/docker.sock"):
+            (folder / "var/run/docker.sock").chmod(0o600)
+            (folder / "xdg/docker.sock").chmod(0o666)
+            environ = {"XDG_RUNTIME_DIR": str(folder / "xdg")}
+            os.seteuid(65534)
+            try:
+                found = resolve_endpoint(EngineSettings(), environ, folder, roots=folder)
+            finally:
+                os.seteuid(0)
     assert "rootless" in found.source
-    assert f"{tmp_path / 'var/run/docker.sock'} (permission denied)" in found.candidates
+    assert f"{folder / 'var/run/docker.sock'} (permission denied)" in found.candidates
 
 
 def test_nothing_found_lists_what_was_tried(tmp_path: Path) -> None:
