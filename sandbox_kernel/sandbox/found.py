@@ -99,8 +99,8 @@ async def list_sandboxes(engine: Engine, owner: str | None = None) -> list[Sandb
         Whose; `None` for everybody's.
     """
     listed = await engine.list_containers(_wanted(owner))
-    found = [_info(entry) for entry in listed if _is_sandbox(entry.get("Labels") or {})]
-    return sorted(found, key=lambda info: (info.created, info.id))
+    found = [entry for entry in listed if _is_sandbox(entry.get("Labels") or {})]
+    return [_info(entry) for entry in sorted(found, key=_age)]
 
 
 async def find_sandbox(engine: Engine, which: str, owner: str) -> dict[str, Any]:
@@ -178,6 +178,12 @@ def _wanted(owner: str | None) -> dict[str, str | None]:
 def _is_sandbox(labels: Mapping[str, str]) -> bool:
     # Helpers of ours have no durability.
     return bool(labels.get(names.DURABILITY))
+
+
+def _age(entry: Mapping[str, Any]) -> tuple[float, str, str]:
+    # The engine's list counts whole seconds; what their makers wrote tells those of one apart.
+    labels = entry.get("Labels") or {}
+    return float(entry.get("Created") or 0), labels.get(names.CREATED, ""), str(entry["Id"])
 
 
 def _info(entry: Mapping[str, Any]) -> SandboxInfo:

@@ -164,7 +164,7 @@ async def make_plan(
     await check_folders(spec)
     labels = names.make_labels(
         owner=owner,
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        created=datetime.now(UTC).isoformat(timespec="microseconds"),
         image=spec.image,
         network=spec.network,
         ttl=lease_seconds(spec),

@@ -72,6 +72,22 @@ async def test_a_sandbox_that_was_left_is_found_with_its_labels_and_held_again(
         await Sandbox.connect(sandbox.id, **place)
 
 
+async def test_sandboxes_made_within_one_second_are_listed_in_their_order(
+    create: Create, place: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """B9: the engine's list counts whole seconds."""
+    made = [(await create()).id for _ in range(3)]
+    assert [info.id for info in await Sandbox.find_all(**place)] == made
+    listed = Engine.list_containers
+
+    async def in_one_second(self: Engine, labels: dict[str, str | None]) -> list[dict[str, Any]]:
+        entries = await listed(self, labels)
+        return [{**entry, "Created": entries[0]["Created"]} for entry in reversed(entries)]
+
+    monkeypatch.setattr(Engine, "list_containers", in_one_second)
+    assert [info.id for info in await Sandbox.find_all(**place)] == made
+
+
 @pytest.mark.parametrize("end", ["success", "failure", "timeout", "cancelled"])
 async def test_a_run_of_its_own_leaves_nothing_however_it_ends(
     create: Create, engines: Engines, owner: str, end: str
