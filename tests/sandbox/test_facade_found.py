@@ -76,7 +76,8 @@ async def test_sandboxes_made_within_one_second_are_listed_in_their_order(
     create: Create, place: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """B9: the engine's list counts whole seconds."""
-    made = [(await create()).id for _ in range(3)]
+    held = [await create() for _ in range(3)]
+    made = [sandbox.id for sandbox in held]
     assert [info.id for info in await Sandbox.find_all(**place)] == made
     listed = Engine.list_containers
 
@@ -86,6 +87,7 @@ async def test_sandboxes_made_within_one_second_are_listed_in_their_order(
 
     monkeypatch.setattr(Engine, "list_containers", in_one_second)
     assert [info.id for info in await Sandbox.find_all(**place)] == made
+    await asyncio.gather(*(sandbox.destroy() for sandbox in held))
 
 
 @pytest.mark.parametrize("end", ["success", "failure", "timeout", "cancelled"])
