@@ -8,20 +8,15 @@ running is a figure of theirs.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from importlib.metadata import version
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, replace
 
 from contestants import BareExec, Contestant, DockerExec, Wrapper
-from report import RESULTS, Measurement, circumstances, compare, keep, table
+from report import Measurement, circumstances, compare, keep, table
 from rich.console import Console
-from rich.progress import Progress
+from turns import PROGRESS, command_line, read, turns
 
 from sandbox_kernel import Sandbox, SandboxSpec
 from sandbox_kernel.config import engine_settings
@@ -139,7 +134,7 @@ async def measure(one: Contestant, watcher: Watcher, sizes: Sizes, values: Value
 
 
 async def run(
-    endpoint: Endpoint, image: str | None, rounds: int, sizes: Sizes, console: Console
+    endpoint: Endpoint, image: str | None, rounds: int, sizes: Sizes
 ) -> dict[str, Values]:
     """Let the contestants take turns, and return the values of each."""
     spec = SandboxSpec(pids_limit=4096, labels={"made-by": "benchmarks/exec.py"})
@@ -152,59 +147,31 @@ async def run(
             contestants.append(DockerExec(endpoint, sandbox.id))
         contestants.append(Wrapper(sandbox))
         watcher = Watcher(engine, sandbox.id)
-        with Progress(console=console, transient=True) as progress:
-            task = progress.add_task("", total=rounds * len(contestants))
-            for number in range(rounds):
-                # Every other round in reverse, so that a drift of the machine favours nobody.
-                for one in contestants if number % 2 == 0 else reversed(contestants):
-                    progress.update(task, description=f"round {number + 1}: {one.name}")
-                    await measure(one, watcher, sizes, values[one.name])
-                    progress.advance(task)
+        for _, one in turns(contestants, [one.name for one in contestants], rounds):
+            await measure(one, watcher, sizes, values[one.name])
     return {one.name: values[one.name] for one in contestants}
-
-
-def summarise(values: dict[str, Values], sizes: Sizes, rounds: int) -> dict[str, Any]:
-    """Return everything that was found out, ready for JSON."""
-    return {
-        **circumstances(),
-        "baseline": BareExec.name,
-        "rounds": rounds,
-        "sizes": asdict(sizes),
-        "packages": {name: version(name) for name in PACKAGES},
-        "measurements": {m.key: asdict(m) for m in MEASUREMENTS},
-        "ways": compare(values, BareExec.name),
-    }
-
-
-def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """Read the command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[2])
-    parser.add_argument("--image", help="the sandbox's image (the configured one)")
-    parser.add_argument("--rounds", type=int, default=5, help="turns of each way (5)")
-    parser.add_argument("--json", type=Path, help=f"the file to write (a new one in {RESULTS})")
-    parser.add_argument("--quick", action="store_true", help="small amounts: does it work at all?")
-    chosen = parser.parse_args(arguments)
-    if chosen.rounds < 1:
-        parser.error("--rounds must be 1 or more")
-    return chosen
 
 
 def main() -> None:
     """Measure, show and keep."""
-    options = parse()
-    console = Console(stderr=True)
-    sizes = QUICK if options.quick else FULL
-    rounds = 1 if options.quick else options.rounds
+    parser = command_line(__doc__ or "", rounds=5)
+    parser.add_argument("--image", help="the sandbox's image (the configured one)")
+    options = read(parser)
+    sizes, rounds = QUICK if options.quick else FULL, options.rounds
     endpoint = resolve_endpoint(engine_settings())
-    values = asyncio.run(run(endpoint, options.image, rounds, sizes, console))
-    summary = summarise(values, sizes, rounds)
+    values = asyncio.run(run(endpoint, options.image, rounds, sizes))
+    summary = {
+        **circumstances(rounds, sizes, PACKAGES, MEASUREMENTS),
+        "baseline": BareExec.name,
+        "ways": compare(values, BareExec.name),
+    }
     title = (
         f"Medians of {rounds * sizes.runs} runs of true and {rounds} of the rest: "
         f"{sizes.output:,} bytes, {sizes.many} at once, {sizes.wait:g} s of waiting, a tree of "
         f"{sizes.tree}; load {summary['machine']['load'][0]} at the end"
     )
     Console().print(table(title, MEASUREMENTS, summary["ways"], BareExec.name))
-    console.print(f"Written to {keep(summary, 'exec', options.json)}")
+    PROGRESS.print(f"Written to {keep(summary, 'exec', options.json)}")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ side is in the table.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import filecmp
@@ -19,14 +18,12 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import asdict, dataclass, replace
-from importlib.metadata import version
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from report import RESULTS, Measurement, circumstances, compare, keep, table
+from report import Measurement, circumstances, compare, keep, table
 from rich.console import Console
-from rich.progress import Progress
+from turns import PROGRESS, command_line, read, turns
 
 from sandbox_kernel import Sandbox, SandboxSpec
 from sandbox_kernel.config import engine_settings
@@ -200,7 +197,7 @@ def same(one: Path, other: Path) -> bool:
 
 
 async def run(
-    endpoint: Endpoint, image: str | None, rounds: int, sizes: Sizes, console: Console
+    endpoint: Endpoint, image: str | None, rounds: int, sizes: Sizes
 ) -> dict[str, Values]:
     """Let the contestants take turns, and return the values of each."""
     spec = SandboxSpec(labels={"made-by": "benchmarks/files.py"})
@@ -212,65 +209,37 @@ async def run(
         async with Engine(endpoint) as engine, Sandbox.create(spec) as sandbox:
             contestants = (DockerCp(endpoint, sandbox.id), OurFiles(engine, sandbox.id))
             files = Files(engine, sandbox.id, user=CODE_USER)
-            with Progress(console=console, transient=True) as progress:
-                task = progress.add_task("", total=rounds * len(contestants))
-                for number in range(rounds):
-                    # Every other round in reverse: a drift of the machine favours nobody.
-                    for one in contestants if number % 2 == 0 else reversed(contestants):
-                        progress.update(task, description=f"round {number + 1}: {one.name}")
-                        scratch = folder / "scratch"
-                        scratch.mkdir()
-                        turn = f"{number}-{contestants.index(one)}"
-                        await measure(one, sources, turn, scratch, values[one.name])
-                        shutil.rmtree(scratch)
-                        await files.remove(f"file-{turn}")
-                        if isinstance(one, OurFiles):
-                            await files.remove(f"tree-{turn}", recursive=True)
-                        progress.advance(task)
+            for number, one in turns(contestants, [one.name for one in contestants], rounds):
+                scratch = folder / "scratch"
+                scratch.mkdir()
+                turn = f"{number}-{contestants.index(one)}"
+                await measure(one, sources, turn, scratch, values[one.name])
+                shutil.rmtree(scratch)
+                await files.remove(f"file-{turn}")
+                if isinstance(one, OurFiles):
+                    await files.remove(f"tree-{turn}", recursive=True)
     return {one.name: values[one.name] for one in contestants}
-
-
-def summarise(values: dict[str, Values], sizes: Sizes, rounds: int) -> dict[str, Any]:
-    """Return everything that was found out, ready for JSON."""
-    return {
-        **circumstances(),
-        "baseline": DockerCp.name,
-        "rounds": rounds,
-        "sizes": asdict(sizes),
-        "packages": {name: version(name) for name in PACKAGES},
-        "measurements": {m.key: asdict(m) for m in MEASUREMENTS},
-        "ways": compare(values, DockerCp.name),
-    }
-
-
-def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """Read the command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[2])
-    parser.add_argument("--image", help="the sandbox's image (the configured one)")
-    parser.add_argument("--rounds", type=int, default=3, help="turns of each way (3)")
-    parser.add_argument("--json", type=Path, help=f"the file to write (a new one in {RESULTS})")
-    parser.add_argument("--quick", action="store_true", help="small amounts: does it work at all?")
-    chosen = parser.parse_args(arguments)
-    if chosen.rounds < 1:
-        parser.error("--rounds must be 1 or more")
-    return chosen
 
 
 def main() -> None:
     """Measure, show and keep."""
-    options = parse()
-    console = Console(stderr=True)
-    sizes = QUICK if options.quick else FULL
-    rounds = 1 if options.quick else options.rounds
+    parser = command_line(__doc__ or "", rounds=3)
+    parser.add_argument("--image", help="the sandbox's image (the configured one)")
+    options = read(parser)
+    sizes, rounds = QUICK if options.quick else FULL, options.rounds
     endpoint = resolve_endpoint(engine_settings())
-    values = asyncio.run(run(endpoint, options.image, rounds, sizes, console))
-    summary = summarise(values, sizes, rounds)
+    values = asyncio.run(run(endpoint, options.image, rounds, sizes))
+    summary = {
+        **circumstances(rounds, sizes, PACKAGES, MEASUREMENTS),
+        "baseline": DockerCp.name,
+        "ways": compare(values, DockerCp.name),
+    }
     title = (
         f"Medians of {rounds} turns: a file of {sizes.large:,} bytes, a tree of {sizes.files} "
         f"files with {sizes.small} each; load {summary['machine']['load'][0]} at the end"
     )
     Console().print(table(title, MEASUREMENTS, summary["ways"], DockerCp.name))
-    console.print(f"Written to {keep(summary, 'files', options.json)}")
+    PROGRESS.print(f"Written to {keep(summary, 'files', options.json)}")
 
 
 if __name__ == "__main__":

@@ -7,75 +7,39 @@ named. Every measurement goes through jupyter_client, as a notebook's would.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-from dataclasses import asdict
-from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 from measure import MEASUREMENTS, Round, Sizes, measure
-from report import RESULTS, circumstances, compare, keep, table
+from report import circumstances, compare, keep, table
 from rich.console import Console
-from rich.progress import Progress
+from turns import PROGRESS, command_line, read, turns
 
 FULL = Sizes(round_trips=200, printed=50_000_000, displayed=20_000_000)
 QUICK = Sizes(round_trips=10, printed=1_000_000, displayed=1_000_000)
 PACKAGES = ("jupyter_client", "pyzmq", "sandbox-kernel")
 
 
-def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    """Read the command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[2])
-    parser.add_argument(
-        "names",
-        nargs="*",
-        metavar="NAME",
-        default=["python3", "sandbox-python"],
-        help="kernelspecs; the first is what the others are compared with (python3 sandbox-python)",
-    )
-    parser.add_argument("--rounds", type=int, default=3, help="turns of each kernel (3)")
-    parser.add_argument("--json", type=Path, help=f"the file to write (a new one in {RESULTS})")
-    parser.add_argument("--quick", action="store_true", help="small amounts: does it work at all?")
-    chosen = parser.parse_args(arguments)
-    if chosen.rounds < 1:
-        parser.error("--rounds must be 1 or more")
-    return chosen
-
-
-async def run(names: list[str], rounds: int, sizes: Sizes, console: Console) -> list[Round]:
+async def run(names: list[str], rounds: int, sizes: Sizes) -> list[Round]:
     """Let the kernels take turns, and return what each turn gave."""
-    turns: list[Round] = []
-    with Progress(console=console, transient=True) as progress:
-        task = progress.add_task("", total=rounds * len(names))
-        for number in range(rounds):
-            # Every other round in reverse, so that a drift of the machine favours nobody.
-            for name in names if number % 2 == 0 else reversed(names):
-                progress.update(task, description=f"round {number + 1}: {name}")
-                turns.append(await measure(name, sizes))
-                progress.advance(task)
-    return turns
+    return [await measure(name, sizes) for _, name in turns(names, names, rounds)]
 
 
-def summarise(turns: list[Round], names: list[str], sizes: Sizes, rounds: int) -> dict[str, Any]:
+def summarise(done: list[Round], names: list[str], sizes: Sizes, rounds: int) -> dict[str, Any]:
     """Return everything that was found out, ready for JSON."""
     values = {
         name: {
-            m.key: [t.values[m.key] for t in turns if t.kernel == name and m.key in t.values]
+            m.key: [t.values[m.key] for t in done if t.kernel == name and m.key in t.values]
             for m in MEASUREMENTS
         }
         for name in names
     }
     kernels = compare(values, names[0])
-    for turn in turns:
+    for turn in done:
         kernels[turn.kernel]["versions"] = turn.versions
     return {
-        **circumstances(),
+        **circumstances(rounds, sizes, PACKAGES, MEASUREMENTS),
         "baseline": names[0],
-        "rounds": rounds,
-        "sizes": asdict(sizes),
-        "packages": {name: version(name) for name in PACKAGES},
-        "measurements": {m.key: asdict(m) for m in MEASUREMENTS},
         "kernels": kernels,
     }
 
@@ -93,19 +57,23 @@ def differing(kernels: dict[str, Any]) -> list[str]:
 
 def main() -> None:
     """Measure, show and keep."""
-    options = parse()
-    console = Console(stderr=True)
-    sizes = QUICK if options.quick else FULL
-    rounds = 1 if options.quick else options.rounds
+    parser = command_line(__doc__ or "", rounds=3)
+    parser.add_argument(
+        "names",
+        nargs="*",
+        metavar="NAME",
+        default=["python3", "sandbox-python"],
+        help="kernelspecs; the first is what the others are compared with (python3 sandbox-python)",
+    )
+    options = read(parser)
+    sizes, rounds = QUICK if options.quick else FULL, options.rounds
     names = list(dict.fromkeys(options.names))
-    turns = asyncio.run(run(names, rounds, sizes, console))
-    summary = summarise(turns, names, sizes, rounds)
+    summary = summarise(asyncio.run(run(names, rounds, sizes)), names, sizes, rounds)
     title = f"Medians of {rounds} rounds, load {summary['machine']['load'][0]} at the end"
     Console().print(table(title, MEASUREMENTS, summary["kernels"], names[0]))
     for difference in differing(summary["kernels"]):
-        console.print(f"[yellow]Not quite the same:[/] {difference}")
-    file = keep(summary, "kernel", options.json)
-    console.print(f"Written to {file}")
+        PROGRESS.print(f"[yellow]Not quite the same:[/] {difference}")
+    PROGRESS.print(f"Written to {keep(summary, 'kernel', options.json)}")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ measured.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import json
@@ -18,18 +17,17 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from importlib.metadata import version
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.kernelspec import KernelSpec
 from jupyter_client.manager import KernelManager
-from report import RESULTS, Measurement, circumstances, compare, keep, table
+from report import Measurement, circumstances, compare, keep, table
 from rich.console import Console
-from rich.progress import Progress
+from turns import PROGRESS, command_line, read, turns
 
 from sandbox_kernel import Sandbox, SandboxSpec
 from sandbox_kernel.config import engine_settings
@@ -180,15 +178,11 @@ async def docker_command(endpoint: Endpoint, folder: Path) -> list[str]:
     return [*command, told["Image"], "true"]
 
 
-def run(endpoint: Endpoint, rounds: int, sizes: Sizes, console: Console) -> Values:
+def run(endpoint: Endpoint, rounds: int, sizes: Sizes) -> Values:
     """Let all take turns, and return the values of each."""
     values: Values = defaultdict(lambda: defaultdict(list))
     programs = [DOCKER, RUN] if shutil.which("docker") else [RUN]
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        open_notebook() as notebook,
-        Progress(console=console, transient=True) as progress,
-    ):
+    with tempfile.TemporaryDirectory() as folder, open_notebook() as notebook:
         command = asyncio.run(docker_command(endpoint, Path(folder)))
         notebook.cell(_TIMED.format(command=json.dumps(command)))
         # The first of everything is slower: a session is made, images are read from disk.
@@ -198,51 +192,23 @@ def run(endpoint: Endpoint, rounds: int, sizes: Sizes, console: Console) -> Valu
             notebook.cell(f"{magic}\ntrue")
         ways = [*((measure_cells, name) for name in (BASH, CELL, ALL))]
         ways += [(measure_programs, name) for name in programs]
-        task = progress.add_task("", total=rounds * len(ways))
-        for number in range(rounds):
-            # Every other round in reverse, so that a drift of the machine favours nobody.
-            for measure, name in ways if number % 2 == 0 else reversed(ways):
-                progress.update(task, description=f"round {number + 1}: {name}")
-                measure(notebook, name, sizes, values)
-                progress.advance(task)
+        for _, (measure, name) in turns(ways, [name for _, name in ways], rounds):
+            measure(notebook, name, sizes, values)
     return {name: values[name] for name in (BASH, CELL, ALL, *programs)}
-
-
-def summarise(values: Values, sizes: Sizes, rounds: int) -> dict[str, Any]:
-    """Return everything that was found out, ready for JSON."""
-    cells = {name: values[name] for name in (BASH, CELL, ALL)}
-    programs = {name: own for name, own in values.items() if name not in cells}
-    return {
-        **circumstances(),
-        "rounds": rounds,
-        "sizes": asdict(sizes),
-        "packages": {name: version(name) for name in PACKAGES},
-        "measurements": {m.key: asdict(m) for m in (*CELLS, *PROGRAMS)},
-        "cells": compare(cells, BASH),
-        "programs": compare(programs, next(iter(programs))),
-    }
-
-
-def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """Read the command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[2])
-    parser.add_argument("--rounds", type=int, default=3, help="turns of each way (3)")
-    parser.add_argument("--json", type=Path, help=f"the file to write (a new one in {RESULTS})")
-    parser.add_argument("--quick", action="store_true", help="small amounts: does it work at all?")
-    chosen = parser.parse_args(arguments)
-    if chosen.rounds < 1:
-        parser.error("--rounds must be 1 or more")
-    return chosen
 
 
 def main() -> None:
     """Measure, show and keep."""
-    options = parse()
-    console = Console(stderr=True)
-    sizes = QUICK if options.quick else FULL
-    rounds = 1 if options.quick else options.rounds
-    values = run(resolve_endpoint(engine_settings()), rounds, sizes, console)
-    summary = summarise(values, sizes, rounds)
+    options = read(command_line(__doc__ or "", rounds=3))
+    sizes, rounds = QUICK if options.quick else FULL, options.rounds
+    values = run(resolve_endpoint(engine_settings()), rounds, sizes)
+    cells = {name: values[name] for name in (BASH, CELL, ALL)}
+    programs = {name: own for name, own in values.items() if name not in cells}
+    summary = {
+        **circumstances(rounds, sizes, PACKAGES, (*CELLS, *PROGRAMS)),
+        "cells": compare(cells, BASH),
+        "programs": compare(programs, next(iter(programs))),
+    }
     load = summary["machine"]["load"][0]
     title = f"Medians: {sizes.output:,} bytes of output, {rounds} rounds; load {load} at the end"
     Console().print(table(title, CELLS, summary["cells"], BASH))
@@ -254,7 +220,7 @@ def main() -> None:
             next(iter(summary["programs"])),
         )
     )
-    console.print(f"Written to {keep(summary, 'magics', options.json)}")
+    PROGRESS.print(f"Written to {keep(summary, 'magics', options.json)}")
 
 
 if __name__ == "__main__":

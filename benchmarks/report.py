@@ -7,8 +7,9 @@ import os
 import platform
 import statistics
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +55,22 @@ def compare(
     return compared
 
 
-def circumstances() -> dict[str, Any]:
-    """Return when and where this was measured."""
+def circumstances(
+    rounds: int, sizes: Any, packages: Iterable[str], measurements: Iterable[Measurement]
+) -> dict[str, Any]:
+    """Return when, where, with what and how much was measured.
+
+    Parameters
+    ----------
+    rounds
+        Turns of each contestant.
+    sizes
+        A dataclass instance: how much was done in a turn.
+    packages
+        Distributions whose versions matter.
+    measurements
+        What was measured.
+    """
     return {
         "date": datetime.now().astimezone().isoformat(timespec="seconds"),
         "machine": {
@@ -63,6 +78,10 @@ def circumstances() -> dict[str, Any]:
             "load": [round(value, 2) for value in os.getloadavg()],
             "system": platform.platform(),
         },
+        "rounds": rounds,
+        "sizes": asdict(sizes),
+        "packages": {name: version(name) for name in packages},
+        "measurements": {m.key: asdict(m) for m in measurements},
     }
 
 

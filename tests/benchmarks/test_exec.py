@@ -2,41 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
-import subprocess
-import sys
-from pathlib import Path
 
-from sandbox_kernel.engine.endpoint import Endpoint
+from tests.benchmarks.conftest import Benchmark
 
-ROOT = Path(__file__).parent.parent.parent
 KEYS = ["true", "output", "many", "cpu_inside", "cpu_here", "stop", "stop_tree", "left"]
 
 
 def test_the_exec_benchmark_compares_three_ways_and_keeps_the_figures(
-    tmp_path: Path, endpoint: Endpoint
+    benchmark: Benchmark,
 ) -> None:
     """Issue 3, W24: one run gives a table with ratios and a JSON file; no time is judged here."""
-    file = tmp_path / "out" / "exec.json"
-    env = {**os.environ, "SANDBOX_DOCKER_HOST": endpoint.url, "COLUMNS": "150"}
-    if endpoint.tls is not None:
-        for name in ("cert", "key", "ca"):
-            env[f"SANDBOX_DOCKER_TLS_{name.upper()}_PATH"] = str(getattr(endpoint.tls, name))
-    done = subprocess.run(
-        [sys.executable, "benchmarks/exec.py", "--quick", "--json", str(file)],
-        cwd=ROOT,
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "stop of a tree" in done.stdout
-
-    summary = json.loads(file.read_text())
+    shown, summary = benchmark("exec")
+    assert "stop of a tree" in shown
     assert summary["baseline"] == "bare exec"
     docker = ["docker exec"] if shutil.which("docker") else []
     assert list(summary["ways"]) == ["bare exec", *docker, "Sandbox"]

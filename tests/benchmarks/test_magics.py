@@ -2,35 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
-import subprocess
-import sys
-from pathlib import Path
 
-from sandbox_kernel.engine.endpoint import Endpoint
-
-ROOT = Path(__file__).parent.parent.parent
+from tests.benchmarks.conftest import Benchmark
 
 
-def test_the_magics_benchmark_compares_and_keeps_the_figures(
-    tmp_path: Path, engine_unix: Endpoint
-) -> None:
+def test_the_magics_benchmark_compares_and_keeps_the_figures(benchmark: Benchmark) -> None:
     """Issue 6: one run gives tables with ratios and a JSON file; no time is judged here."""
-    file = tmp_path / "magics.json"
-    done = subprocess.run(
-        [sys.executable, "benchmarks/magics.py", "--quick", "--json", str(file)],
-        cwd=ROOT,
-        env={**os.environ, "SANDBOX_DOCKER_HOST": engine_unix.url, "COLUMNS": "150"},
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "much output" in done.stdout
-    summary = json.loads(file.read_text())
+    shown, summary = benchmark("magics")
+    assert "much output" in shown
     assert list(summary["cells"]) == ["%%bash", "%%sandbox", "%%sandbox, all shown"]
     for way in summary["cells"].values():
         assert way["medians"]["shown"] == summary["sizes"]["output"]

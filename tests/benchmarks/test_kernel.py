@@ -1,10 +1,8 @@
-"""The benchmarks run, and keep what they measure in the shape that is documented."""
+"""The benchmark of kernels runs, and keeps what it measures in the shape that is documented."""
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,8 +10,8 @@ import pytest
 
 from sandbox_kernel.engine.endpoint import Endpoint
 from sandbox_kernel.kernel.kernelspec import COMMAND, PROVISIONER
+from tests.benchmarks.conftest import Benchmark
 
-ROOT = Path(__file__).parent.parent
 TIMES = {
     "start",
     "round_trip",
@@ -51,23 +49,13 @@ def jupyter_path(tmp_path: Path, engine_unix: Endpoint) -> Path:
 
 
 def test_the_kernel_benchmark_compares_two_kernels_and_keeps_the_figures(
-    jupyter_path: Path,
+    jupyter_path: Path, benchmark: Benchmark
 ) -> None:
     """Item 8: one run gives a table with ratios and a JSON file; no figure is judged here."""
-    file = jupyter_path / "out" / "kernel.json"
-    command = [sys.executable, "benchmarks/kernel.py", "--quick", "--json", str(file)]
-    done = subprocess.run(
-        [*command, "bench-local", "bench-sandbox"],
-        cwd=ROOT,
-        env={**os.environ, "JUPYTER_PATH": str(jupyter_path), "COLUMNS": "120"},
-        capture_output=True,
-        text=True,
-        timeout=110,
+    shown, summary = benchmark(
+        "kernel", "bench-local", "bench-sandbox", JUPYTER_PATH=str(jupyter_path)
     )
-    assert done.returncode == 0, done.stderr
-    assert "start to first result" in done.stdout
-
-    summary = json.loads(file.read_text())
+    assert "start to first result" in shown
     assert summary["baseline"] == "bench-local"
     assert list(summary["kernels"]) == ["bench-local", "bench-sandbox"]
     local, sandbox = summary["kernels"].values()
