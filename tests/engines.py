@@ -149,11 +149,19 @@ class Api:
             return None
 
     def remove(self, container: str) -> None:
-        try:
-            self.request("DELETE", f"/containers/{container}", {"force": 1, "v": 1})
-        except LookupError as error:
-            if " 404 " not in str(error) and " 409 " not in str(error):
-                raise
+        """Remove a container, which may be ending or being removed at the moment."""
+        deadline = time.monotonic() + 20
+        while True:
+            try:
+                self.request("DELETE", f"/containers/{container}", {"force": 1, "v": 1})
+                return
+            except LookupError as error:
+                if " 404 " in str(error):
+                    return
+                going_on = "in progress" in str(error) or "is not running" in str(error)
+                if not going_on or time.monotonic() > deadline:
+                    raise
+            time.sleep(0.05)
 
     def remove_volume(self, name: str) -> None:
         self.request("DELETE", f"/volumes/{quote(name)}")

@@ -50,6 +50,7 @@ log = logging.getLogger(__name__)
 CALL_TIMEOUT: Final = 30.0
 CONNECT_TIMEOUT: Final = 5.0
 COMMIT_TIMEOUT: Final = 300.0
+DISK_USAGE_TIMEOUT: Final = 120.0
 
 OLDEST_API: Final = (1, 41)
 """Docker 20.10 and Podman 4: the oldest that has everything a sandbox asks for."""
@@ -274,6 +275,20 @@ class Engine:
         async with self.call("describe itself") as docker:
             return _object(await docker._query_json("info"))
 
+    async def disk_usage(self) -> dict[str, Any]:
+        """Return the engine's account of its disk, volumes with their sizes among it.
+
+        The engine counts every file for it, which can take minutes; newer ones count the volumes
+        alone.
+
+        Raises
+        ------
+        SandboxEngineError
+            Somebody else is asking for it just now.
+        """
+        async with self.call("measure its disk", timeout=DISK_USAGE_TIMEOUT) as docker:
+            return _object(await docker._query_json("system/df", params={"type": "volume"}))
+
     async def past_events(self, until: float) -> list[Event]:
         """Return what the engine still remembers of containers of ours, the oldest first.
 
@@ -371,7 +386,7 @@ class Engine:
                 except DockerError as error:
                     if error.status == 404:
                         return
-                    if error.status != 409 or "in progress" not in error.message:
+                    if not _removal_goes_on(error):
                         raise
                 await asyncio.sleep(_REMOVAL_POLL)
 
@@ -650,6 +665,16 @@ class Engine:
                         f"The network {network_id[:12]!r} is in use by a container"
                     ) from error
                 raise
+
+
+def _removal_goes_on(error: DockerError) -> bool:
+    """Say whether to ask again for a removal that an engine has refused.
+
+    Another one is under way, or the container ended by itself just before the engine would have
+    killed it, which engines before 23 take for a failure.
+    """
+    text = error.message.lower()
+    return error.status in {409, 500} and ("in progress" in text or "is not running" in text)
 
 
 def _not_an_engine(error: BaseException, endpoint: Endpoint) -> BaseException:

@@ -7,6 +7,8 @@ import uuid
 from typing import Any
 
 import pytest
+from aiodocker import DockerError
+from aiodocker.containers import DockerContainer
 
 from sandbox_kernel.engine.client import NEWEST_API, OLDEST_API, Engine
 from sandbox_kernel.engine.endpoint import Endpoint
@@ -81,6 +83,30 @@ async def test_removal_by_two_at_once_succeeds_for_both(
     """B13: the engine answers 409 while it removes; that is success for the second one."""
     container = await make_container()
     await asyncio.gather(*(engine.remove_container(container) for _ in range(4)))
+    assert engines.api.inspect(container) is None
+
+
+async def test_a_container_that_ends_while_it_is_removed_is_removed_all_the_same(
+    engine: Engine,
+    make_container: MakeContainer,
+    engines: Engines,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """B13: an engine before 23 then says that it is not running, and leaves it there.
+
+    The answers are made up, since no real engine can be made to show that moment.
+    """
+    container = await make_container()
+    said = ["cannot remove - Container 3f2a is not running", "removal of it is already in progress"]
+    delete = DockerContainer.delete
+
+    async def unlucky(self: DockerContainer, **options: Any) -> Any:
+        if said:
+            raise DockerError(500 if len(said) > 1 else 409, said.pop(0))
+        return await delete(self, **options)
+
+    monkeypatch.setattr(DockerContainer, "delete", unlucky)
+    await engine.remove_container(container)
     assert engines.api.inspect(container) is None
 
 
