@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -37,6 +38,7 @@ class Lease:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
+            bufsize=0,
             env={"PATH": path},
             start_new_session=True,
         )
@@ -48,8 +50,19 @@ class Lease:
         return self.stdout.readline().decode().split()
 
     def say(self, verb: str, ident: str) -> list[str]:
+        """Ask, and again when no answer comes: a shell may lose what comes at its timeout."""
         self.send(verb, ident)
-        return self.answer()
+        tries = 1
+        while not self._hears(1.5) and tries < 5:
+            self.send(verb, ident)
+            tries += 1
+        answer = self.answer()
+        while tries > 1 and self._hears(0.5) and self.answer():
+            pass
+        return answer
+
+    def _hears(self, seconds: float) -> bool:
+        return bool(select.select([self.stdout], [], [], seconds)[0])
 
     def send(self, verb: str, ident: str) -> None:
         self.stdin.write(f"{verb} {ident}\n".encode())
