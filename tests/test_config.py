@@ -49,6 +49,7 @@ SAMPLES: dict[str, tuple[Any, Any]] = {
     "tmpfs_size": (1 << 24, 1 << 25),
     "shm_size": (1 << 24, 1 << 25),
     "disk_limit": (1 << 30, 1 << 31),
+    "disk_soft_limit": (1 << 30, 1 << 31),
     "runtime": ("runc", "runsc"),
     "isolation": ("container", "vm"),
     "lease_ttl": (10.0, 20.0),

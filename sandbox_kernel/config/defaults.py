@@ -138,6 +138,16 @@ class SandboxDefaults(Configurable):
 
         Example: '10G'""",
     ).tag(config=True, part="sandbox", built_in=None, since="0.2")
+    disk_soft_limit = Union(
+        [Integer(), Unicode()],
+        default_value=None,
+        allow_none=True,
+        help="""Disk space for the workspace where the engine cannot enforce a limit: it is measured
+        about three times a minute, and the sandbox ends when it is found to be larger. Not
+        watched by default.
+
+        Example: '10G'""",
+    ).tag(config=True, part="sandbox", built_in=None, since="0.2")
     project_limit = Union(
         [Integer(), Unicode()],
         default_value=None,

@@ -41,7 +41,14 @@ NETWORKS: Final = ("none", "internal", "egress")
 ISOLATIONS: Final = ("container", "vm")
 """The kinds of isolation, each stronger than the one before."""
 
-MEMORY_CAPS: Final = ("mem_limit", "tmpfs_size", "shm_size", "disk_limit", "project_limit")
+MEMORY_CAPS: Final = (
+    "mem_limit",
+    "tmpfs_size",
+    "shm_size",
+    "disk_limit",
+    "disk_soft_limit",
+    "project_limit",
+)
 """Caps in bytes, which may be written with a unit."""
 
 NUMBER_CAPS: Final = (

@@ -17,6 +17,7 @@ from sandbox_kernel.sandbox.spec import Limits, SandboxSpec
 EndKind = Literal[
     "removed",
     "out-of-memory",
+    "disk-full",
     "lease-expired",
     "lifetime",
     "idle",

@@ -900,8 +900,8 @@ def _gone(reason: EndReason, error: SandboxError) -> SandboxGoneError:
     """Return an error that says why the sandbox ended, with what is known of the command."""
     if not isinstance(error, CommandError):
         return SandboxGoneError(reason.text)
-    lacked = reason.kind == "out-of-memory"
-    gone = CommandGoneError(reason.text, "out-of-memory" if lacked else error.reason)
+    lacked = reason.kind if reason.kind in ("out-of-memory", "disk-full") else error.reason
+    gone = CommandGoneError(reason.text, lacked)
     gone.result = error.result
     return gone
 

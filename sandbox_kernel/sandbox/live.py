@@ -292,6 +292,7 @@ class LiveSandbox(RunningSandbox):
         except BaseException as error:
             await _in_any_case(sandbox.destroy(), error)
             raise
+        sandbox.watch_disk()
         log.info(
             "sandbox %s started in %.0f ms", sandbox.short_id, (time.monotonic() - began) * 1000
         )
@@ -376,6 +377,7 @@ class LiveSandbox(RunningSandbox):
         except BaseException as error:
             await _in_any_case(sandbox.close(), error)
             raise
+        sandbox.watch_disk()
         log.info("sandbox %s is held as well", sandbox.short_id)
         return sandbox
 

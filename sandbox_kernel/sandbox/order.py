@@ -189,6 +189,7 @@ def judge_found(spec: SandboxSpec, limits: Limits) -> None:
         "tmpfs_size": limits.tmpfs,
         "shm_size": limits.shm,
         "disk_limit": limits.disk or never,
+        "disk_soft_limit": spec.disk_soft_limit or never,
         "project_limit": limits.project or None,
         "idle_ttl": spec.idle_ttl or never,
         "max_lifetime": spec.max_lifetime or never,

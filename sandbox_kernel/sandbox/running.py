@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequenc
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Literal
 
+from sandbox_kernel.amounts import memory_text
 from sandbox_kernel.engine.client import Engine, ExecStream
 from sandbox_kernel.errors import (
     SandboxConflictError,
@@ -26,6 +27,7 @@ from sandbox_kernel.errors import (
     SandboxStartError,
 )
 from sandbox_kernel.sandbox.container import CODE_USER, CONTROL_USER
+from sandbox_kernel.sandbox.disk import COUNT, exceeded, volume_size
 from sandbox_kernel.sandbox.ending import EndReason
 from sandbox_kernel.sandbox.hold import Hold
 from sandbox_kernel.sandbox.pause import (
@@ -91,6 +93,7 @@ class RunningSandbox:
         self._hold = Hold(engine, container_id, spec, limits, lambda: self._uses > 0)
         self._changing = asyncio.Lock()
         self._pause_end: asyncio.Task[None] | None = None
+        self._disk_watch: asyncio.Task[None] | None = None
         self._let_go = False
         self._destruction: asyncio.Task[None] | None = None
 
@@ -344,6 +347,38 @@ class RunningSandbox:
             self._pause_end.cancel()
             self._pause_end = None
 
+    # -- its disk -----------------------------------------------------------------------------
+
+    def watch_disk(self) -> None:
+        """Begin to watch how much the workspace takes, where the spec wants that."""
+        if self.spec.disk_soft_limit is not None:
+            self._disk_watch = asyncio.create_task(
+                self._end_when_full(self.spec.disk_soft_limit), name=f"disk-{self.short_id}"
+            )
+
+    async def _end_when_full(self, limit: int) -> None:
+        size = await exceeded(self._workspace_size, limit)
+        text = (
+            f"The sandbox ended because its workspace takes {memory_text(size)}; its limit is "
+            f"{memory_text(limit)} (disk_soft_limit)."
+        )
+        self._hold.end(EndReason("disk-full", None, text))
+        self._disk_watch = None
+        with contextlib.suppress(SandboxError):  # its lease was let go of in any case
+            await self.destroy()
+
+    async def _workspace_size(self) -> int | None:
+        """Count the bytes of the workspace; `None` where another holder does that."""
+        state = self._hold.state
+        if state is None or state.oldest != self._hold.lease.ident:
+            return None
+        code, said = await self.run_quietly(COUNT, CODE_USER)
+        size = said.split(b"\t")[0]
+        if code == 0 and size.isdigit():
+            return int(size) * 1024
+        # No such program, or folders that were closed to it: the engine sees them all.
+        return volume_size(await self.engine.disk_usage(), self.volume)
+
     # -- its end ------------------------------------------------------------------------------
 
     async def destroy(self) -> None:
@@ -478,6 +513,9 @@ class RunningSandbox:
     async def _drop(self) -> None:
         """Give up everything here that belongs to it."""
         self._forget_pause()
+        if self._disk_watch is not None:
+            self._disk_watch.cancel()
+            await asyncio.wait({self._disk_watch})
         await self._hold.release()
 
     async def _volume_gone(self) -> None:

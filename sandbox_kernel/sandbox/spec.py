@@ -102,6 +102,9 @@ class SandboxSpec:
         has one of its own.
     disk_limit
         Bytes of the workspace, where the engine can enforce that; by default no limit.
+    disk_soft_limit
+        Bytes of the workspace where the engine cannot: it is measured from time to time, and the
+        sandbox ends when it is found to be larger. By default it is not watched.
     durability
         ``ephemeral``: the workspace goes with the sandbox. ``persistent``: it stays, and whoever
         asks for its key again gets it again; whoever asks while it is in use shares the sandbox.
@@ -156,6 +159,7 @@ class SandboxSpec:
     runtime: str | None = None
     isolation: str = "container"
     disk_limit: int | None = None
+    disk_soft_limit: int | None = None
     durability: str = "ephemeral"
     workspace: str | None = None
     template: str | None = None
@@ -181,6 +185,7 @@ class SandboxSpec:
         _whole("tmpfs_size", self.tmpfs_size, MIB, 1 << 60, optional=True)
         _whole("shm_size", self.shm_size, MIB, 1 << 60, optional=True)
         _whole("disk_limit", self.disk_limit, MIB, 1 << 60, optional=True)
+        _whole("disk_soft_limit", self.disk_soft_limit, MIB, 1 << 60, optional=True)
         _whole("project_limit", self.project_limit, MIB, 1 << 60)
         _number("lease_ttl", self.lease_ttl, 2, 86400)
         _number("resumable", self.resumable, 0, _LONGEST)

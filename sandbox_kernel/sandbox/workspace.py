@@ -178,7 +178,8 @@ def quota_refusals(disk: int) -> Iterator[None]:
             disk,
             "the engine cannot bound the size of a volume: that needs its data on XFS, mounted "
             "with the option pquota",
-            "Leave disk_limit out, or use an engine that can.",
+            "Leave disk_limit out, use an engine that can, or have the workspace watched "
+            "(disk_soft_limit).",
         ) from error
 
 

@@ -285,6 +285,6 @@ def test_a_spec_has_nothing_that_the_policy_could_not_judge_again() -> None:
         *("pids_limit", "tmpfs_size", "shm_size", "environment", "runtime", "isolation"),
         *("disk_limit", "durability", "workspace", "template", "project", "project_limit"),
         *("data_sets", "mounts", "devices", "lease_ttl", "resumable", "idle_ttl"),
-        *("max_lifetime", "labels", "prefix"),
+        *("max_lifetime", "labels", "prefix", "disk_soft_limit"),
     }
     assert set(SandboxSpec.__dataclass_fields__) == known

@@ -70,6 +70,7 @@ def test_what_is_no_amount_of_memory_is_refused_by_name(text: Any) -> None:
         ("environment", {"a b": "c"}), ("environment", {"A": 1}), ("environment", [("A", "b")]),
         ("isolation", "kvm"), ("isolation", None), ("durability", "forever"), ("durability", None),
         ("workspace", "a key"), ("disk_limit", 1), ("disk_limit", "1G"), ("resumable", -1),
+        ("disk_soft_limit", 1), ("disk_soft_limit", True), ("disk_soft_limit", "1G"),
         ("resumable", None), ("idle_ttl", 1), ("idle_ttl", float("nan")), ("template", ""),
         ("template", 1), ("project", "a\0b"), ("project_limit", 1), ("project_limit", None),
         ("data_sets", {"../x": "v"}), ("data_sets", {"x": "/etc"}), ("data_sets", {"x": ""}),
