@@ -12,10 +12,11 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
+from sandbox_kernel.kernel.ledger import NOTED, Ledger, MessageReader, frames
 from sandbox_kernel.kernel.link import LinkStream, RelayLink
 from sandbox_kernel.kernel.wire import CHANNELS
 from sandbox_kernel.kernel.zmtp import ZmtpError, ZmtpLimiter, ZmtpLimits
@@ -47,6 +48,8 @@ class Channels:
         Whether the kernel has sent a message since its connections were made.
     cell
         The parts of the kernel's latest announcement of a cell, up to the content.
+    ledger
+        What the clients wait for.
     """
 
     def __init__(self, addresses: Mapping[str, Address], limits: ZmtpLimits, name: str) -> None:
@@ -56,18 +59,22 @@ class Channels:
         self._servers: dict[str, asyncio.Server] = {}
         self._connections: set[ClientConnection] = set()
         self._link: RelayLink | None = None
+        self._linked = asyncio.Event()
         self.answered = False
         self.cell: list[bytes] = []
+        self.ledger = Ledger()
 
     async def listen(self) -> None:
         """Listen on every endpoint, in place of what earlier listeners left there."""
         await self.stop_listening()
+        self.ledger.clear()
         loop = asyncio.get_running_loop()
         for channel in CHANNELS:
             address = self._addresses[channel]
 
             def connection(channel: str = channel) -> ClientConnection:
-                return ClientConnection(self, channel, ZmtpLimiter(self._limits))
+                limiter = ZmtpLimiter(self._limits, NOTED.get(channel, ()))
+                return ClientConnection(self, channel, limiter)
 
             if isinstance(address, str):
                 # The directory is private, so the socket's own mode does not matter.
@@ -91,6 +98,10 @@ class Channels:
             The endpoint, as ZMQ writes it.
         """
         await self._leave(channel)
+        return self.url(channel)
+
+    def url(self, channel: str) -> str:
+        """Return an endpoint as ZMQ writes it."""
         address = self._addresses[channel]
         return f"ipc://{address}" if isinstance(address, str) else "tcp://{}:{}".format(*address)
 
@@ -113,8 +124,10 @@ class Channels:
         """Join the connections, present and future, to this link; `None` ends them all."""
         self._link = link
         if link is None:
+            self._linked.clear()
             self.drop_connections()
             return
+        self._linked.set()
         for connection in self._connections:
             connection.join(link)
 
@@ -139,14 +152,37 @@ class Channels:
 
     async def kernel_listens(self) -> None:
         """Wait until the kernel accepts a connection on its heartbeat channel."""
-        if self._link is None:
-            raise RuntimeError("there is no link yet")
-        probe = _Probe()
-        stream = self._link.open("hb", probe)
-        try:
-            await probe.opened.wait()
-        finally:
-            stream.close()
+        while True:
+            await self._linked.wait()
+            assert self._link is not None
+            probe = _Probe()
+            stream = self._link.open("hb", probe)
+            try:
+                await probe.heard.wait()
+            finally:
+                stream.close()
+            if probe.opened:
+                return
+
+    # -- messages of this side's --------------------------------------------------------------
+
+    def has_listener(self, channel: str) -> bool:
+        """Whether a client is connected to the kernel on this channel."""
+        return any(c.channel == channel and c.between_messages for c in self._connections)
+
+    def insert(self, channel: str, message: Sequence[bytes], client: bytes | None = None) -> None:
+        """Send clients a message between those of the kernel's.
+
+        Parameters
+        ----------
+        channel, message
+            On which channel, and its parts.
+        client
+            The identity of the one that it is for; `None` for all of them.
+        """
+        for connection in tuple(self._connections):
+            if connection.channel == channel and client in (None, connection.identity):
+                connection.insert(frames(message))
 
     # -- called by connections ----------------------------------------------------------------
 
@@ -196,6 +232,28 @@ class ClientConnection(asyncio.Protocol):
         self._unsent = bytearray()
         self._blocked = False
         self._unconsumed = 0
+        self._reader = MessageReader() if channel == "shell" else None
+        self._inserted = bytearray()
+
+    @property
+    def identity(self) -> bytes:
+        """What the client's socket calls itself, where it is written down."""
+        return self._reader.identity if self._reader is not None else b""
+
+    @property
+    def between_messages(self) -> bool:
+        """Whether it is connected to the kernel, and no message is half passed on."""
+        return self._limiter.between_messages
+
+    def insert(self, message: bytes) -> None:
+        """Send the client a message as soon as none of the kernel's is half passed on."""
+        self._inserted += message
+        self._send_inserted()
+
+    def _send_inserted(self) -> None:
+        if self._inserted and self.between_messages and self._transport is not None:
+            self._transport.write(bytes(self._inserted))
+            self._inserted.clear()
 
     def join(self, link: RelayLink) -> None:
         """Open this connection's stream on a link."""
@@ -228,6 +286,9 @@ class ClientConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Pass a client's bytes on, as far as there is credit; asyncio calls this."""
+        if self._reader is not None:
+            for message in self._reader.feed(data):
+                self._channels.ledger.send(self._reader.identity, message)
         if self._stream is None or self._unsent:
             self._unsent += data
         else:
@@ -264,10 +325,14 @@ class ClientConnection(asyncio.Protocol):
             self._channels.note_message(self.channel)
             if self.channel == "iopub" and self._limiter.cell:
                 self._channels.note_cell(self._limiter.cell)
+        for noted in self._limiter.noted:
+            self._channels.ledger.hear(self.channel, noted)
+        self._limiter.noted.clear()
         if self._limiter.dropped > dropped:
             self._channels.note_dropped(self.channel)
         for piece in pieces:
             self._transport.write(piece)
+        self._send_inserted()
         self._unconsumed += len(data)
         self._consume()
 
@@ -308,10 +373,12 @@ class _Probe:
     """A stream that only asks whether the kernel listens."""
 
     def __init__(self) -> None:
-        self.opened = asyncio.Event()
+        self.opened = False
+        self.heard = asyncio.Event()
 
     def stream_opened(self) -> None:
-        self.opened.set()
+        self.opened = True
+        self.heard.set()
 
     def stream_data(self, data: bytes) -> None:
         pass
@@ -320,4 +387,4 @@ class _Probe:
         pass
 
     def stream_closed(self, reason: str) -> None:
-        pass
+        self.heard.set()

@@ -13,7 +13,7 @@ import json
 import logging
 import secrets
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -25,8 +25,12 @@ from sandbox_kernel.kernel.wire import Decoder, Frame, ReceiveWindow, SendWindow
 log = logging.getLogger(__name__)
 
 PING_INTERVAL = 5.0
-SILENCE_LIMIT = 15.0
-"""Seconds without any byte from the relay after which the link counts as lost."""
+SILENCE_LIMIT = 14.0
+"""Seconds without any byte from the relay after which the link counts as lost; it is looked for
+each second, so that it is noticed within 15 s."""
+
+_LOOK_INTERVAL = 1.0
+_STALL = 3.0
 
 RELAY_SILENCE = 20.0
 """Seconds without a ping after which a relay ends itself."""
@@ -115,10 +119,15 @@ class RelayLink:
         The exec stream on which the relay's program has been sent.
     name
         The sandbox's short id, for log lines.
+    frozen
+        Asked whether the relay cannot answer because its sandbox is paused.
     """
 
-    def __init__(self, stream: ByteStream, name: str) -> None:
+    def __init__(
+        self, stream: ByteStream, name: str, frozen: Callable[[], bool] = lambda: False
+    ) -> None:
         self._stream = stream
+        self._frozen = frozen
         self._name = name
         self._decoder = Decoder()
         self._early: list[Frame] = []
@@ -258,11 +267,17 @@ class RelayLink:
 
     async def _ping_for_ever(self) -> None:
         clock = asyncio.get_running_loop().time
-        number = 0
+        interval = min(_LOOK_INTERVAL, PING_INTERVAL)
+        number, ping_at = 0, clock()
         while True:
-            number += 1
-            self.queue(wire.encode(wire.PING, 0, number.to_bytes(8, "big")))
-            await asyncio.sleep(PING_INTERVAL)
+            now = clock()
+            if now >= ping_at:
+                number, ping_at = number + 1, now + PING_INTERVAL
+                self.queue(wire.encode(wire.PING, 0, number.to_bytes(8, "big")))
+            await asyncio.sleep(interval)
+            # What came while this process stood still has not been read yet.
+            if self._frozen() or clock() - now > interval + _STALL:
+                self._heard = clock()
             silence = clock() - self._heard
             if silence > SILENCE_LIMIT:
                 raise SandboxUnavailableError(

@@ -149,15 +149,43 @@ def stream_message(
     cell
         The header that the message answers; `parent_header` gives it.
     """
+    content = {"name": "stderr", "text": text}
+    return signed_message("stream", content, connection, cell, b"stream.stderr")
+
+
+def signed_message(
+    kind: str,
+    content: Mapping[str, Any],
+    connection: Mapping[str, Any],
+    cell: Mapping[str, str],
+    topic: bytes | None = None,
+) -> list[bytes]:
+    """Return a message as the kernel would have signed it.
+
+    Parameters
+    ----------
+    kind
+        Its type.
+    content
+        What it says.
+    connection, cell
+        As for `stream_message`.
+    topic
+        What subscribers of iopub know it by; `None` on other channels.
+    """
+    session = session_of(connection)
+    message = session.msg(kind, dict(content), parent={"header": dict(cell)} if cell else None)
+    return session.serialize(message, ident=topic)
+
+
+def session_of(connection: Mapping[str, Any]) -> Session:
+    """Return what signs and reads messages with a kernel's key."""
     key = connection.get("key", b"")
-    session = Session(
+    return Session(
         key=key.encode() if isinstance(key, str) else key,
         signature_scheme=connection.get("signature_scheme", "hmac-sha256"),
         username="sandbox",
     )
-    content = {"name": "stderr", "text": text}
-    message = session.msg("stream", content, parent={"header": dict(cell)} if cell else None)
-    return session.serialize(message, ident=b"stream.stderr")
 
 
 def parent_header(parts: Sequence[bytes]) -> dict[str, str]:
@@ -176,6 +204,11 @@ def parent_header(parts: Sequence[bytes]) -> dict[str, str]:
         header = json.loads(raw)
     except (ValueError, IndexError, RecursionError):
         return {}
+    return picked(header)
+
+
+def picked(header: object) -> dict[str, str]:
+    """Return the usual entries of a header, where they are short texts; else nothing."""
     if not isinstance(header, dict):
         return {}
     found = {name: header[name] for name in _NAMES if isinstance(header.get(name), str)}

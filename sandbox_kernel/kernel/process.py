@@ -28,7 +28,10 @@ log = logging.getLogger(__name__)
 
 _KEPT_OUTPUT = 1 << 14
 _TAIL_PATIENCE = 0.2
-_LOST_POLL = 1.0
+_LOST_POLL = 0.2
+_LOST_WAIT = 20.0
+"""Seconds for which one look after a kernel lasts whose stream broke; its end is told at once."""
+
 _REASON_PATIENCE = 0.3
 _KILLED = 137
 
@@ -64,11 +67,14 @@ class KernelProcess:
         `None` while it runs; 137 also when it ended in a way that cannot be known.
     exited
         Set once it has ended, and how has been found out as far as that is possible.
+    ended_unseen
+        Whether it ended while nothing connected it, so that nobody knows how.
     """
 
     def __init__(self, sandbox: LiveSandbox, process: Process, words: LastWords) -> None:
         self.exit_code: int | None = None
         self.exited = asyncio.Event()
+        self.ended_unseen = False
         self._sandbox = sandbox
         self._process = process
         self._words = words
@@ -138,6 +144,7 @@ class KernelProcess:
             # Nothing hangs on it. What it left is ended before the next start, or with the sandbox.
             self._exit(0)
             return
+        code = None
         try:
             if reported is not None:
                 await self.kill()
@@ -148,20 +155,30 @@ class KernelProcess:
         except SandboxError as error:
             log.debug("the kernel of %s is lost: %s", self._sandbox.short_id, error)
             if self.end.reason == "engine-lost":
-                await self._find_out()
-        code = self.end.code
+                code = await self._find_out()
+        if code is None:
+            code = self.end.code
+        self.ended_unseen = code is None and self.end.reason == "engine-lost"
         self._exit(_KILLED if code is None else code)
 
-    async def _find_out(self) -> None:
-        """Wait for the end of a kernel of which the stream broke while its engine goes on."""
+    async def _find_out(self) -> int | None:
+        """Wait for the end of a kernel of which the stream broke while its engine goes on.
+
+        Returns
+        -------
+        int or None
+            Its exit code, where the sandbox or the engine still knew it.
+        """
         while True:
             try:
-                if await self._process.reattach() is not None:
-                    return
+                found = await self._process.reattach(_LOST_WAIT)
             except SandboxGoneError:
-                return
+                return None
             except SandboxError as error:
                 log.debug("no news of the kernel of %s: %s", self._sandbox.short_id, error)
+            else:
+                if found is not None:
+                    return found.code
             await asyncio.sleep(_LOST_POLL)
 
     async def _watch_sandbox(self) -> None:

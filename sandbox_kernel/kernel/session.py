@@ -30,6 +30,7 @@ from sandbox_kernel.errors import (
 )
 from sandbox_kernel.kernel.channels import Address, Channels
 from sandbox_kernel.kernel.launcher import CANNOT_START, NOT_FOUND
+from sandbox_kernel.kernel.ledger import Request
 from sandbox_kernel.kernel.link import RelayLink, RelayReport
 from sandbox_kernel.kernel.obituary import (
     Obituary,
@@ -39,6 +40,7 @@ from sandbox_kernel.kernel.obituary import (
 )
 from sandbox_kernel.kernel.process import KernelOrder, KernelProcess
 from sandbox_kernel.kernel.program import relay_program, start_program, unsuitable
+from sandbox_kernel.kernel.settling import settle
 from sandbox_kernel.kernel.wire import CHANNELS
 from sandbox_kernel.kernel.zmtp import ZmtpLimits
 from sandbox_kernel.policy import Quota
@@ -57,6 +59,12 @@ NEWS_PATIENCE = 0.5
 """Seconds for which a death is kept from the manager, so that its clients learn the reason first;
 a client's socket connects again after 0.1 s."""
 
+RELAY_TRIES = 12
+"""Relays that are started one after the other, none of which lasted for `_LASTING` seconds."""
+
+_LASTING = 30.0
+_RELAY_TIMEOUT = 30.0
+_FIRST_DELAY, _LAST_DELAY = 0.1, 2.0
 _READING_PATIENCE = 0.1
 _REASON_PATIENCE = 0.3
 _KILLED = 137
@@ -91,6 +99,8 @@ class KernelSession:
         self.channels = channels
         self.process: KernelProcess | None = None
         self._relay: asyncio.Task[None] | None = None
+        self._settling: asyncio.Task[None] | None = None
+        self._connection: Mapping[str, object] = {}
         self._mourner: asyncio.Task[None] | None = None
         self._obituary: Obituary | None = None
         self._trouble = ""
@@ -151,6 +161,7 @@ class KernelSession:
             The kernel did not come up; the text says why, with its last lines.
         """
         began = time.monotonic()
+        self._connection = order.connection
         self._ports = tuple(int(str(order.connection[f"{name}_port"])) for name in CHANNELS)
         try:
             async with asyncio.timeout(timeout):
@@ -186,6 +197,9 @@ class KernelSession:
         await self._forget_process()
 
     async def _forget_process(self) -> None:
+        if self._settling is not None:
+            self._settling.cancel()
+            await asyncio.wait({self._settling})
         if self._mourner is not None:
             self._mourner.cancel()
             await asyncio.wait({self._mourner})
@@ -197,10 +211,17 @@ class KernelSession:
             self.process = None
 
     async def _start_relay(self) -> None:
+        link, stream = await self._new_relay()
+        self._relay = asyncio.create_task(
+            self._keep_relay(link, stream), name=f"relay-{self.sandbox.short_id}"
+        )
+        self.channels.use(link)
+
+    async def _new_relay(self) -> tuple[RelayLink, ExecStream]:
         begin = functools.partial(self.sandbox.exec, user=CONTROL_USER)
         stream = await start_program(begin, relay_program())
         try:
-            link = RelayLink(stream, self.sandbox.short_id)
+            link = RelayLink(stream, self.sandbox.short_id, lambda: self.sandbox.paused)
             try:
                 report = await link.greet(self._ports, HELLO_TIMEOUT)
             except SandboxProtocolError as error:
@@ -213,22 +234,89 @@ class KernelSession:
         except BaseException:
             await stream.close()
             raise
-        self._relay = asyncio.create_task(
-            self._serve_relay(link, stream), name=f"relay-{self.sandbox.short_id}"
-        )
-        self.channels.use(link)
+        return link, stream
 
-    async def _serve_relay(self, link: RelayLink, stream: ExecStream) -> None:
+    async def _keep_relay(self, link: RelayLink, stream: ExecStream) -> None:
+        """Serve a relay, and another one when that is lost, until the kernel cannot be reached."""
+        clock, tries = time.monotonic, 0
+        while True:
+            began = clock()
+            can_go_on = await self._serve_relay(link, stream)
+            broke = clock()
+            if self.sandbox.ended.done():
+                return
+            log.warning("sandbox %s: %s", self.sandbox.short_id, self._trouble)
+            if not can_go_on:
+                return
+            tries = 0 if broke - began > _LASTING else tries
+            lost = self.channels.ledger.open()
+            found, tries = await self._another_relay(tries)
+            if found is None:
+                return
+            link, stream = found
+            self.channels.use(link)
+            log.warning(
+                "sandbox %s: its kernel is reached again after %.1f s",
+                self.sandbox.short_id,
+                clock() - broke,
+            )
+            await self._settle(lost)
+
+    async def _serve_relay(self, link: RelayLink, stream: ExecStream) -> bool:
+        """Serve one relay to its end; say whether another one may take its place."""
         try:
             await link.run()
             self._trouble = f"The relay in the sandbox has ended{link.diagnostics()}."
-        except (SandboxProtocolError, SandboxUnavailableError) as error:
+            # Of encrypted messages it cannot be known which of them were lost.
+            return "curve_secretkey" not in self._connection
+        except SandboxUnavailableError as error:
             self._trouble = f"The connection to the kernel broke: {error}."
+            return "curve_secretkey" not in self._connection
+        except SandboxProtocolError as error:
+            # Whoever runs as the relay is none.
+            self._trouble = f"The connection to the kernel broke: {error}."
+            return False
         finally:
             self.channels.use(None)
             await stream.close()
-        if not self.sandbox.ended.done():
-            log.warning("sandbox %s: %s", self.sandbox.short_id, self._trouble)
+
+    async def _another_relay(self, tries: int) -> tuple[tuple[RelayLink, ExecStream] | None, int]:
+        """Start a relay for a kernel that runs, for as long as its sandbox may be there.
+
+        Returns
+        -------
+        tuple
+            The relay, `None` when there is none; and how many have been tried by now.
+        """
+        delay = _FIRST_DELAY
+        while not self.sandbox.ended.done() and tries < RELAY_TRIES:
+            if self.sandbox.paused:
+                await asyncio.wait({self.sandbox.ended}, timeout=_LAST_DELAY)
+                continue
+            try:
+                async with asyncio.timeout(_RELAY_TIMEOUT):
+                    return await self._new_relay(), tries + 1
+            except SandboxAttestationError as error:
+                self._trouble = str(error)
+                break
+            except SandboxUnavailableError as error:
+                # How long that may last is for the hold on the sandbox to say.
+                log.debug("sandbox %s: no relay yet: %s", self.sandbox.short_id, error)
+            except (SandboxError, TimeoutError) as error:
+                tries += 1
+                log.info("sandbox %s: no relay: %s", self.sandbox.short_id, error or "no answer")
+            await asyncio.wait({self.sandbox.ended}, timeout=delay)
+            delay = min(delay * 2, _LAST_DELAY)
+        return None, tries
+
+    async def _settle(self, lost: list[Request]) -> None:
+        """Begin to tell clients what the broken connection has cost them."""
+        if self._settling is not None:
+            self._settling.cancel()
+            await asyncio.wait({self._settling})
+        self._settling = asyncio.create_task(
+            settle(self.channels, lost, self._connection, self._trouble), name="settling"
+        )
 
     async def _until_it_listens(self) -> None:
         assert self.process is not None
@@ -295,6 +383,8 @@ class KernelSession:
             return self._trouble
         if self.process is None or self.exit_code is None:
             return "The kernel has not been started."
+        if self.process.ended_unseen:
+            return "The kernel ended while the connection to it was broken; how is not known."
         return cause_of_death(self.process.end, self.exit_code, self.sandbox.limits)
 
     def _last_words(self, of_its_errors: bool = False) -> str:
@@ -329,10 +419,7 @@ class KernelSession:
 
         A sandbox that others hold too goes on for them, without the kernel and what it started.
         """
-        await self.channels.stop_listening()
-        if self._relay is not None:
-            self._relay.cancel()
-            await asyncio.wait({self._relay})
+        await self._disconnect()
         if self.process is not None and self.sandbox.spec.is_shared and self.usable:
             try:
                 await self.process.kill()
@@ -342,6 +429,12 @@ class KernelSession:
                 )
         await self._forget_process()
         await self.sandbox.close()
+
+    async def _disconnect(self) -> None:
+        await self.channels.stop_listening()
+        if self._relay is not None:
+            self._relay.cancel()
+            await asyncio.wait({self._relay})
 
     async def close_at_exit(self) -> None:
         """Close when the process ends, letting through what clients have just written."""

@@ -15,6 +15,7 @@ Source of the framing: ZMTP 3.1, https://rfc.zeromq.org/spec/37/
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 GREETING_SIZE = 64
@@ -24,8 +25,9 @@ COMMAND_LIMIT = 1 << 16
 HOLD_LIMIT = 1 << 18
 """Bytes of an unfinished message that are held back, so that it can still be left out."""
 
-_NOTED = b'"execute_input"'
+_CELL = b'"execute_input"'
 _NOTED_LIMIT = 1 << 14
+_NOTED_CONTENT = 256
 
 _MORE, _LONG, _COMMAND = 1, 2, 4
 _MECHANISMS = (b"NULL", b"CURVE")
@@ -63,13 +65,28 @@ class ZmtpLimiter:
     cell
         The parts before the content of the latest message that announced a cell, or nothing.
         Encrypted ones are not seen.
+    noted
+        The parts of the messages that were to be noted, the content only where it is short;
+        whoever takes them clears the list.
+
+    Parameters
+    ----------
+    limits
+        What a message may be.
+    note
+        What the headers of messages that are to be noted hold.
     """
 
-    def __init__(self, limits: ZmtpLimits | None = None) -> None:
+    def __init__(self, limits: ZmtpLimits | None = None, note: Sequence[bytes] = ()) -> None:
         self._limits = limits or ZmtpLimits()
+        self._note = tuple(note)
         self.messages = 0
         self.dropped = 0
         self.cell: list[bytes] = []
+        self.noted: list[list[bytes]] = []
+        self._noting: list[bytes] = []
+        self._content: bytearray | None = None
+        self._commands = 0
         self._greeting = bytearray()
         self._header = bytearray()
         self._held = bytearray()
@@ -80,6 +97,11 @@ class ZmtpLimiter:
         self._partly_passed = False
         self._parts = 0
         self._bytes = 0
+
+    @property
+    def between_messages(self) -> bool:
+        """Whether a message of somebody else's would be whole if it were inserted now."""
+        return bool(self._commands) and not (self._header or self._payload_left or self._parts)
 
     def feed(self, data: bytes) -> list[bytes]:
         """Take the next bytes from the kernel; return the pieces to pass on, in order.
@@ -149,6 +171,7 @@ class ZmtpLimiter:
         self._ends_message = False
         if self._parts:
             raise ZmtpError("a command between the parts of a message")
+        self._commands += 1
         self._destination = passed
         passed.append(header)
 
@@ -164,7 +187,7 @@ class ZmtpLimiter:
             self._destination = None
         elif last or self._partly_passed or len(self._held) + size > HOLD_LIMIT:
             if self._held:
-                self._note_cell(last)
+                self._take_note(last, size)
                 passed.append(bytes(self._held))
                 self._held.clear()
             self._partly_passed = True
@@ -174,9 +197,14 @@ class ZmtpLimiter:
             self._destination = self._held
             self._held += header
 
-    def _note_cell(self, last: bool) -> None:
-        if last and len(self._held) <= _NOTED_LIMIT and _NOTED in self._held:
+    def _take_note(self, last: bool, size: int) -> None:
+        if not last or len(self._held) > _NOTED_LIMIT:
+            return
+        if _CELL in self._held:
             self.cell = _payloads(bytes(self._held))
+        elif any(sign in self._held for sign in self._note):
+            self._noting = _payloads(bytes(self._held))
+            self._content = bytearray() if size <= _NOTED_CONTENT else None
 
     def _leave_out(self) -> None:
         if self._partly_passed:
@@ -190,6 +218,8 @@ class ZmtpLimiter:
 
     def _take_payload(self, piece: bytes) -> None:
         self._payload_left -= len(piece)
+        if self._content is not None:
+            self._content += piece
         if isinstance(self._destination, bytearray):
             self._destination += piece
         elif self._destination is not None:
@@ -202,6 +232,9 @@ class ZmtpLimiter:
             return
         if not self._leaving_out:
             self.messages += 1
+        if self._noting:
+            self.noted.append([*self._noting, bytes(self._content or b"")])
+            self._noting, self._content = [], None
         self._ends_message = False
         self._leaving_out = self._partly_passed = False
         self._parts = self._bytes = 0

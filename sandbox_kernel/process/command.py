@@ -215,6 +215,7 @@ class Process:
         self._intake = Intake(kind, nonce, marker, sink, output_limit, self._overflow)
         self._heartbeat = Heartbeat.of(engine)
         self._stream: ExecStream | None = None
+        self._exec_id = ""
         self._input_ended = False
         # What has begun to end it; whoever sets it finishes the output too.
         self._ending: Literal["timeout", "idle-timeout", "output-limit"] | None = None
@@ -234,6 +235,41 @@ class Process:
         self._starting: asyncio.Timeout | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping: asyncio.Task[StopReport] | None = None
+
+    @classmethod
+    def of_another(
+        cls, engine: Engine, container_id: str, identity: Identity, exec_id: str, *, user: str
+    ) -> Process:
+        """Return a command that a process started which is gone.
+
+        It is like one of which the connection was lost: it can be signalled, killed and waited
+        for with `reattach`, and nothing of its output is known.
+
+        Parameters
+        ----------
+        engine, container_id
+            Where; the full id.
+        identity, exec_id
+            What `identity` and `exec_id` were there.
+        user
+            ``uid:gid`` that it runs as.
+        """
+        sink = Spool()
+        process = cls(engine, container_id, user, identity.kind, "", identity.marker, sink, 0)
+        process._exec_id = exec_id
+        process._intake.ready.set_result(identity)
+        process._stays = True
+        process._end(_lost("Whoever started the command has gone"))
+        return process
+
+    @property
+    def exec_id(self) -> str:
+        """What the engine calls its exec."""
+        return self._exec_id
+
+    @property
+    def _is_lost(self) -> bool:
+        return isinstance(self._error, CommandUnknownError) and self._error.reason == "engine-lost"
 
     @property
     def identity(self) -> Identity | None:
@@ -275,6 +311,7 @@ class Process:
             user=self._user,
             tty=tty is not None,
         )
+        self._exec_id = self._stream.id
         self._own(self._drain(self._stream))
         if tty is not None:
             await self._intake.hello
@@ -544,7 +581,8 @@ class Process:
                 "signum", signum, "Linux has no such signal", "Use one of 1 to 64."
             )
         identity = self.identity
-        if identity is None or self._ended.is_set() or self._intake.code is not None:
+        over = self._ended.is_set() and not self._is_lost
+        if identity is None or over or self._intake.code is not None:
             return
         before = self._killed, self._interrupted
         # Set before: the command's end can be heard sooner than the report.
@@ -810,11 +848,10 @@ class Process:
         SandboxUnavailableError
             The engine is still away.
         """
-        lost = isinstance(self._error, CommandUnknownError) and self._error.reason == "engine-lost"
-        if not lost or self._stream is None or self.identity is None:
+        if not self._is_lost or not self._exec_id or self.identity is None:
             return self.exit if self._ended.is_set() else None
         with contextlib.suppress(SandboxGoneError):
-            state = await self._engine.inspect_exec(self._stream.id)
+            state = await self._engine.inspect_exec(self._exec_id)
             if not state.running and state.exit_code not in (None, CUT, KILLED):
                 return Exit(state.exit_code, "finished")
         report = await stop(

@@ -81,6 +81,7 @@ class Hold:
         self._in_use = in_use
         self._alone = False
         self._killed_from_outside = False
+        self._line_broke = False
         self._lease: LeaseHolder | None = None
         self._attached = asyncio.Event()
         self._watcher: asyncio.Task[None] | None = None
@@ -240,7 +241,10 @@ class Hold:
             self.end(self._reason(int(code) if code.isdecimal() else None))
         elif event.action == "destroy":
             self.end(EndReason("removed", None, "The sandbox was removed on the engine."))
-        return event.action in {RESYNC, LOST}
+        if event.action in {RESYNC, LOST}:
+            self._line_broke = True
+            return True
+        return False
 
     async def _face(self, trouble: Trouble) -> None:
         """Deal with what is wrong with the lease."""
@@ -270,12 +274,21 @@ class Hold:
             async with asyncio.timeout(_LOOK_TIMEOUT):
                 state: dict[str, Any] = (await self._engine.inspect_container(self._id))["State"]
         except SandboxGoneError:
-            reason = "The sandbox is gone: the engine no longer knows it."
-            self.end(EndReason("removed", None, reason))
+            self.end(self._gone())
             return
         self.paused = bool(state.get("Paused"))
         if state.get("Status") in _OVER:
             self.end(self._reason(int(state.get("ExitCode") or 0)))
+
+    def _gone(self) -> EndReason:
+        """Tell why there is none any more, of whose end no event has told."""
+        if self._line_broke and not self._spec.is_shared:
+            text = "The connection that kept the sandbox alive broke, and the sandbox ended."
+            return EndReason("engine-lost", None, text)
+        if self._line_broke:
+            text = "The connection to the engine broke, and the sandbox was gone when it was back."
+            return EndReason("removed", None, text)
+        return EndReason("removed", None, "The sandbox is gone: the engine no longer knows it.")
 
     async def _rejoin(self) -> None:
         """Become a holder again after having counted as dead, as after a suspended machine."""
