@@ -10,9 +10,12 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import stat
 import tempfile
 from pathlib import Path
 from typing import Any
+
+from sandbox_kernel.errors import SandboxConflictError
 
 _PREFIX = "sbx-"
 _LOCK = "owner.lock"
@@ -28,6 +31,13 @@ class PrivateFolder:
     parent
         Where to make it; by default the user's runtime folder where its name is short enough,
         else the system's folder for temporary files.
+    again
+        The path of one whose owner has gone, to take or make again instead of a new one.
+
+    Raises
+    ------
+    SandboxConflictError
+        The owner of the one that is to be taken lives.
 
     Attributes
     ----------
@@ -35,12 +45,24 @@ class PrivateFolder:
         The folder.
     """
 
-    def __init__(self, parent: Path | None = None) -> None:
-        base = parent or _usual_parent()
-        remove_abandoned(base)
-        self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))
+    def __init__(self, parent: Path | None = None, again: Path | None = None) -> None:
+        if again is None:
+            base = parent or _usual_parent()
+            remove_abandoned(base)
+            self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))
+        else:
+            again.mkdir(mode=0o700, exist_ok=True)
+            state = again.lstat()
+            if not stat.S_ISDIR(state.st_mode) or state.st_uid != os.getuid():
+                raise SandboxConflictError(f"The folder {again.name!r} is somebody else's")
+            again.chmod(0o700)
+            self.path = again
         self._lock: Any = (self.path / _LOCK).open("w")
-        _lock(self._lock)
+        try:
+            _lock(self._lock)
+        except OSError as error:
+            self._lock.close()
+            raise SandboxConflictError("Another process serves this kernel") from error
 
     def remove(self) -> None:
         """Remove the folder with everything in it. Idempotent."""

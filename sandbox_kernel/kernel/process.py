@@ -21,7 +21,7 @@ from sandbox_kernel.kernel.launcher import NOT_FOUND
 from sandbox_kernel.kernel.program import launcher_program, start_program, unsuitable
 from sandbox_kernel.process.command import Process, launch
 from sandbox_kernel.process.result import Chunk, CommandNotFoundError, Exit
-from sandbox_kernel.process.stop import StopReport
+from sandbox_kernel.process.stop import Identity, StopReport
 from sandbox_kernel.sandbox.live import CODE_USER, LiveSandbox
 
 log = logging.getLogger(__name__)
@@ -56,6 +56,22 @@ class KernelOrder:
     connection: Mapping[str, object] = field(repr=False)
     environment: Mapping[str, str] = field(repr=False)
     cwd: str = "/workspace"
+
+
+@dataclass(frozen=True)
+class ProcessOrigin:
+    """By what a kernel process can be found by a process that did not start it.
+
+    Parameters
+    ----------
+    exec_id
+        What the engine calls its exec.
+    identity
+        Its processes in the sandbox.
+    """
+
+    exec_id: str
+    identity: Identity
 
 
 class KernelProcess:
@@ -133,6 +149,21 @@ class KernelProcess:
                 raise
             raise SandboxGoneError(sandbox.ended.result().text) from error
         return cls(sandbox, process, words)
+
+    @classmethod
+    def of_another(cls, sandbox: LiveSandbox, origin: ProcessOrigin) -> KernelProcess:
+        """Return a kernel process that a process started which is gone."""
+        process = Process.of_another(
+            sandbox.engine, sandbox.id, origin.identity, origin.exec_id, user=CODE_USER
+        )
+        return cls(sandbox, process, LastWords())
+
+    @property
+    def origin(self) -> ProcessOrigin:
+        """What another process needs to know of it."""
+        if self._process.identity is None:
+            raise RuntimeError("the kernel has not been started")
+        return ProcessOrigin(self._process.exec_id, self._process.identity)
 
     # -- its end ------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import zmq
 from jupyter_client.connect import KernelConnectionInfo, LocalPortCache
@@ -39,6 +39,7 @@ from sandbox_kernel.kernel.channels import Address
 from sandbox_kernel.kernel.folder import PrivateFolder
 from sandbox_kernel.kernel.launch_error import KernelLaunchError, launch_error
 from sandbox_kernel.kernel.process import KernelOrder
+from sandbox_kernel.kernel.record import KernelRecord, RecordFile
 from sandbox_kernel.kernel.session import KernelSession, kernel_ports
 from sandbox_kernel.kernel.wire import CHANNELS
 from sandbox_kernel.kernel.workspace import workspace_of
@@ -92,6 +93,8 @@ class SandboxProvisioner(KernelProvisionerBase, SandboxDefaults):  # type: ignor
         self._folder: PrivateFolder | None = None
         self._ports_cached = False
         self._withdraw: Callable[[], None] | None = None
+        self._place = ("", ".")
+        self._record: RecordFile | None = None
 
     @property
     def _manager(self) -> Any:
@@ -196,6 +199,7 @@ class SandboxProvisioner(KernelProvisionerBase, SandboxDefaults):  # type: ignor
             The configuration has something wrong in it, or the policy refuses the kernel.
         """
         outer = dict(kwargs.get("env") or os.environ)
+        self._place = (outer.get("JPY_SESSION_NAME", ""), str(kwargs.get("cwd") or "."))
         try:
             self._settled = self._settle(outer, str(kwargs.get("cwd") or "."))
         except SandboxError as error:
@@ -242,6 +246,7 @@ class SandboxProvisioner(KernelProvisionerBase, SandboxDefaults):  # type: ignor
             await thread.call(
                 functools.partial(self._launch, thread, endpoint, self._settled, self._order)
             )
+            self._keep_record()
         except BaseException as error:
             await self._give_up()
             if isinstance(error, SandboxError):
@@ -277,9 +282,7 @@ class SandboxProvisioner(KernelProvisionerBase, SandboxDefaults):  # type: ignor
             owner=current_owner(),
             labels={names.KERNEL: ascii(self.kernel_id)[1:-1][:_KEPT_ID]},
             addresses=self._addresses(),
-            limits=ZmtpLimits(
-                settled.settings["max_message_bytes"], settled.settings["max_message_parts"]
-            ),
+            limits=_limits(settled),
             quota=settled.quota,
         )
         self._session = session
@@ -368,9 +371,7 @@ class SandboxProvisioner(KernelProvisionerBase, SandboxDefaults):  # type: ignor
         folder
             Where the kernel was to run: the notebook's folder.
         """
-        said = {name: getattr(self, name) for name in SETTINGS}
-        asked = {name: value for name, value in said.items() if value is not None}
-        order = settle(asked, door="kernel", variables=tuple(self.kernel_spec.env))
+        order = settle(self._asked(), door="kernel", variables=tuple(self.kernel_spec.env))
         spec = order.spec
         places: dict[str, Any] = {
             name: str(Path(folder, value).expanduser().absolute())
@@ -387,6 +388,11 @@ class SandboxProvisioner(KernelProvisionerBase, SandboxDefaults):  # type: ignor
                 environment={},
             ),
         )
+
+    def _asked(self) -> dict[str, Any]:
+        """Return the settings that kernelspec and application say anything of."""
+        said = {name: getattr(self, name) for name in SETTINGS}
+        return {name: value for name, value in said.items() if value is not None}
 
     def _addresses(self) -> dict[str, Address]:
         manager = self._manager
@@ -426,6 +432,9 @@ class SandboxProvisioner(KernelProvisionerBase, SandboxDefaults):  # type: ignor
 
     def _release_endpoints(self) -> None:
         self._ran_before = False
+        record, self._record = self._record, None
+        if record is not None:
+            record.remove()
         folder, self._folder = self._folder, None
         if folder is not None:
             folder.remove()
@@ -441,13 +450,16 @@ class SandboxProvisioner(KernelProvisionerBase, SandboxDefaults):  # type: ignor
 
     async def _close_at_exit(self) -> None:
         """End the kernel of a process that ends without having said so, as a console does."""
-        session, folder = self._session, self._folder
+        session, folder, record = self._session, self._folder, self._record
+        lives = False
         try:
             if session is not None:
-                await session.close_at_exit()
+                lives = await session.close_at_exit()
         finally:
             if folder is not None:
                 folder.remove()
+            if record is not None:
+                record.leave() if lives else record.remove()
 
     def _return_ports(self) -> None:
         if self._ports_cached:
@@ -470,11 +482,113 @@ class SandboxProvisioner(KernelProvisionerBase, SandboxDefaults):  # type: ignor
     # -- persistence ----------------------------------------------------------------------------
 
     async def get_provisioner_info(self) -> dict[str, Any]:
-        """Return what identifies the kernel, its signing key included; called by gateways."""
+        """Return what another process needs to serve this kernel when this one has gone (K6).
+
+        Called by gateways, which keep it as JSON. It holds the key that signs the kernel's
+        messages: whoever reads it can run code in the kernel, so it must be kept as a
+        connection file is, readable by its user alone.
+        """
         info = dict(await super().get_provisioner_info())
+        record = self._known()
+        return info if record is None else {**info, **record.told()}
+
+    async def load_provisioner_info(self, provisioner_info: dict[str, Any]) -> None:
+        """Serve a kernel again whose process has gone, where `get_provisioner_info` was called.
+
+        The manager then has that kernel, with its connection file, its endpoints and its key.
+        Called by gateways at their start, on a new provisioner.
+
+        Raises
+        ------
+        KernelLaunchError
+            The kernel has ended, it ends with the process that started it, or that one lives.
+        """
+        await super().load_provisioner_info(provisioner_info)
+        try:
+            record = KernelRecord.of(provisioner_info)
+            settled = settle(self._asked(), door="kernel", variables=tuple(self.kernel_spec.env))
+            self._take_up(record)
+            thread = EngineThread.current()
+            await thread.call(
+                functools.partial(self._attach, thread, settled.endpoint(), settled, record)
+            )
+            self._keep_record()
+        except BaseException as error:
+            self._session = None
+            folder, self._folder = self._folder, None
+            if folder is not None:
+                folder.remove()
+            if isinstance(error, SandboxError):
+                raise launch_error(error) from error
+            raise
+        self._has_process = self._ran_before = True
+
+    def _take_up(self, record: KernelRecord) -> None:
+        """Give the manager the kernel's connection, and what a restart starts it with."""
+        manager = self._manager
+        info: dict[str, Any] = dict(record.connection_info)
+        self.connection_info = cast(KernelConnectionInfo, info)
+        self._ports_inside = kernel_ports(self.kernel_id)
+        if info["transport"] == "ipc":
+            self._folder = PrivateFolder(again=Path(info["ip"]).parent)
+        manager.connection_file = record.connection_file
+        for name in PORT_NAMES:
+            setattr(manager, name, 0)
+        manager.load_connection_info(self.connection_info)
+        manager.write_connection_file(jupyter_session=Path(record.session).name)
+        self._place = (record.session, record.folder)
+        # What the manager notes at a start, and asks for at a restart.
+        manager._attempted_start = True
+        session = {"JPY_SESSION_NAME": record.session} if record.session else {}
+        manager._launch_args = {"env": {**os.environ, **session}, "cwd": record.folder}
+
+    async def _attach(
+        self, thread: EngineThread, endpoint: Endpoint, settled: Order, record: KernelRecord
+    ) -> None:
+        """Take over the session of another process; runs in the engine's loop."""
+        self._session = await KernelSession.attach(
+            await thread.engine(endpoint),
+            record.sandbox,
+            owner=current_owner(),
+            holder=record.holder,
+            origin=record.origin,
+            connection=self._inner_connection(Path(record.session).name),
+            addresses=self._addresses(),
+            limits=_limits(settled),
+            timeout=settled.settings["startup_timeout"],
+        )
+        self._withdraw = thread.at_exit(self._close_at_exit)
+
+    def _known(self) -> KernelRecord | None:
+        """Return what there is to know of the kernel that runs."""
         session = self._mine()
-        info["sandbox"] = session.sandbox.id if session is not None else None
-        return info
+        if session is None or session.process is None:
+            return None
+        return KernelRecord(
+            kernel_id=self.kernel_id,
+            kernel_name=str(self._manager.kernel_name),
+            connection_info=dict(self.connection_info),
+            connection_file=str(Path(self._manager.connection_file).absolute()),
+            sandbox=session.sandbox.id,
+            holder=session.sandbox.holder,
+            origin=session.process.origin,
+            outlives=session.sandbox.spec.resumable,
+            session=self._place[0],
+            folder=str(Path(self._place[1]).absolute()),
+        )
+
+    def _keep_record(self) -> None:
+        """Keep what is known of the kernel for this user's other processes."""
+        old, self._record = self._record, None
+        if old is not None:
+            old.leave()
+        record = self._known()
+        if record is None:
+            return
+        try:
+            self._record = RecordFile(record)
+        except OSError as error:
+            self.log.warning("jupyter sandbox attach will not find this kernel: %s", error)
 
     def resolve_path(self, path: str) -> str | None:
         """Return `None`: a path of the sandbox is no path of the server.
@@ -492,6 +606,10 @@ class SandboxProvisioner(KernelProvisionerBase, SandboxDefaults):  # type: ignor
     @staticmethod
     async def _hop(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         return await EngineThread.current().call(work)
+
+
+def _limits(settled: Order) -> ZmtpLimits:
+    return ZmtpLimits(settled.settings["max_message_bytes"], settled.settings["max_message_parts"])
 
 
 def _check_kernelspec(given: Mapping[str, Any]) -> None:

@@ -38,7 +38,7 @@ from sandbox_kernel.kernel.obituary import (
     parent_header,
     stream_message,
 )
-from sandbox_kernel.kernel.process import KernelOrder, KernelProcess
+from sandbox_kernel.kernel.process import KernelOrder, KernelProcess, ProcessOrigin
 from sandbox_kernel.kernel.program import relay_program, start_program, unsuitable
 from sandbox_kernel.kernel.settling import settle
 from sandbox_kernel.kernel.wire import CHANNELS
@@ -47,6 +47,7 @@ from sandbox_kernel.policy import Quota
 from sandbox_kernel.process.result import CommandNotFoundError
 from sandbox_kernel.process.stop import STOP_TIMEOUT
 from sandbox_kernel.sandbox.live import CONTROL_USER, LiveSandbox
+from sandbox_kernel.sandbox.order import judge_found
 from sandbox_kernel.sandbox.spec import SandboxSpec
 
 log = logging.getLogger(__name__)
@@ -66,6 +67,7 @@ _LASTING = 30.0
 _RELAY_TIMEOUT = 30.0
 _FIRST_DELAY, _LAST_DELAY = 0.1, 2.0
 _READING_PATIENCE = 0.1
+_EXIT_PATIENCE = 1.0
 _REASON_PATIENCE = 0.3
 _KILLED = 137
 _CONTROL_UID = int(CONTROL_USER.partition(":")[0])
@@ -130,6 +132,62 @@ class KernelSession:
         )
         return cls(sandbox, Channels(addresses, limits, sandbox.short_id))
 
+    @classmethod
+    async def attach(
+        cls,
+        engine: Engine,
+        which: str,
+        *,
+        owner: str,
+        holder: str,
+        origin: ProcessOrigin,
+        connection: Mapping[str, object],
+        addresses: Mapping[str, Address],
+        limits: ZmtpLimits,
+        timeout: float,
+    ) -> KernelSession:
+        """Take over a running kernel whose owner is gone (K6).
+
+        Parameters
+        ----------
+        engine, which
+            Where, and the sandbox's id.
+        owner, holder
+            Whose it is, and what its former owner was for the sandbox.
+        origin, connection
+            Of the kernel.
+        addresses, limits
+            As for `open`.
+        timeout
+            Seconds for all of it.
+
+        Raises
+        ------
+        SandboxError
+            As `LiveSandbox.connect`, or the kernel does not answer. It is left as it was.
+        """
+        sandbox = await LiveSandbox.connect(
+            engine, which, owner=owner, holder=holder, judge=judge_found
+        )
+        session = cls(sandbox, Channels(addresses, limits, sandbox.short_id))
+        try:
+            async with asyncio.timeout(timeout):
+                session._take(connection)
+                session.process = KernelProcess.of_another(sandbox, origin)
+                await session.channels.listen()
+                await session._start_relay()
+                await session._until_it_listens()
+        except BaseException as error:
+            await session.detach()
+            if isinstance(error, TimeoutError) and not isinstance(error, SandboxError):
+                raise SandboxStartError(
+                    f"The kernel could not be reached within {timeout:g} s"
+                ) from error
+            raise
+        session._watch_for_the_end()
+        log.info("kernel in sandbox %s is attached to again", sandbox.short_id)
+        return session
+
     @property
     def usable(self) -> bool:
         """Whether a kernel can be launched in this session's sandbox."""
@@ -161,8 +219,7 @@ class KernelSession:
             The kernel did not come up; the text says why, with its last lines.
         """
         began = time.monotonic()
-        self._connection = order.connection
-        self._ports = tuple(int(str(order.connection[f"{name}_port"])) for name in CHANNELS)
+        self._take(order.connection)
         try:
             async with asyncio.timeout(timeout):
                 await self._clear()
@@ -181,13 +238,20 @@ class KernelSession:
             raise SandboxStartError(
                 f"The kernel did not start within {timeout:g} s.{self._last_words()}"
             ) from error
-        self._mourner = asyncio.create_task(
-            self._tell_of_its_end(order.connection), name="kernel-end"
-        )
+        self._watch_for_the_end()
         log.info(
             "kernel in sandbox %s listens after %.0f ms",
             self.sandbox.short_id,
             (time.monotonic() - began) * 1000,
+        )
+
+    def _take(self, connection: Mapping[str, object]) -> None:
+        self._connection = connection
+        self._ports = tuple(int(str(connection[f"{name}_port"])) for name in CHANNELS)
+
+    def _watch_for_the_end(self) -> None:
+        self._mourner = asyncio.create_task(
+            self._tell_of_its_end(self._connection), name="kernel-end"
         )
 
     async def _clear(self) -> None:
@@ -436,10 +500,34 @@ class KernelSession:
             self._relay.cancel()
             await asyncio.wait({self._relay})
 
-    async def close_at_exit(self) -> None:
-        """Close when the process ends, letting through what clients have just written."""
+    async def detach(self) -> None:
+        """Let go of a kernel, which goes on for as long as its sandbox outlives an owner (K6)."""
+        await self._disconnect()
+        await self._forget_process()
+        if self.sandbox.spec.resumable:
+            await self.sandbox.detach()
+        else:
+            await self.sandbox.abandon()
+
+    async def close_at_exit(self) -> bool:
+        """End when the process does, letting through what clients have just written.
+
+        A kernel that may outlive its owner is let go of, unless it has been asked to end.
+
+        Returns
+        -------
+        bool
+            Whether it lives on.
+        """
         await self.channels.flush()
+        if self.sandbox.spec.resumable and self.process is not None and self.usable:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.process.exited.wait(), _EXIT_PATIENCE)
+            if self.exit_code is None:
+                await self.detach()
+                return True
         await self.close()
+        return False
 
 
 def _check_report(report: RelayReport, network: str) -> None:

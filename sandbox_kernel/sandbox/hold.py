@@ -80,6 +80,7 @@ class Hold:
         self._limits = limits
         self._in_use = in_use
         self._alone = False
+        self._ident: str | None = None
         self._killed_from_outside = False
         self._line_broke = False
         self._lease: LeaseHolder | None = None
@@ -88,7 +89,7 @@ class Hold:
 
     # -- beginning and ending -----------------------------------------------------------------
 
-    async def begin(self, *, start: bool, alone: bool) -> LeaseState:
+    async def begin(self, *, start: bool, alone: bool, holder: str | None = None) -> LeaseState:
         """Attach to the container and become its holder.
 
         Parameters
@@ -97,6 +98,8 @@ class Hold:
             Whether to start it; else it runs.
         alone
             Whether to be its only holder.
+        holder
+            The id of a holder that is gone and whose place is taken; `None` for a new one.
 
         Raises
         ------
@@ -107,7 +110,7 @@ class Hold:
         SandboxStartError
             Its main process did not come up.
         """
-        self._alone = alone
+        self._alone, self._ident = alone, holder
         if start:
             # Before the start, to miss nothing of it.
             await self._attach()
@@ -151,7 +154,7 @@ class Hold:
         self._lease = LeaseHolder(
             stream,
             lease_seconds(self._spec),
-            ident=old.ident if old is not None else None,
+            ident=old.ident if old is not None else self._ident,
             in_use=self._in_use,
         )
         self._attached.set()

@@ -170,6 +170,7 @@ class LiveSandbox(RunningSandbox):
         take_over: bool = False,
         environment: Mapping[str, str] | None = None,
         judge: Callable[[SandboxSpec, Limits], None] | None = None,
+        holder: str | None = None,
     ) -> Self:
         """Hold a sandbox that runs: one that outlived its owner, or that others hold too (B9).
 
@@ -192,6 +193,8 @@ class LiveSandbox(RunningSandbox):
         judge
             Told what it was made to be, to raise when that may not be any more; see
             `order.judge_found`.
+        holder
+            The `holder` of somebody who is gone and whose place is taken; `None` for a new one.
 
         Raises
         ------
@@ -211,7 +214,7 @@ class LiveSandbox(RunningSandbox):
             )
         if judge is not None:
             judge(plan.spec, plan.limits)
-        found = await cls._enter(plan, inspected, alone=take_over)
+        found = await cls._enter(plan, inspected, alone=take_over, holder=holder)
         if found is None:
             raise SandboxGoneError(f"The sandbox {which!r} ended just now")
         return found
@@ -348,7 +351,14 @@ class LiveSandbox(RunningSandbox):
         return await cls._enter(plan, inspected, alone=False)
 
     @classmethod
-    async def _enter(cls, plan: Plan, inspected: Mapping[str, Any], *, alone: bool) -> Self | None:
+    async def _enter(
+        cls,
+        plan: Plan,
+        inspected: Mapping[str, Any],
+        *,
+        alone: bool,
+        holder: str | None = None,
+    ) -> Self | None:
         """Hold a running container beside, or instead of, its holders; `None` when it ends."""
         engine, container_id = plan.engine, str(inspected["Id"])
         # Those of its maker, and of the layers above it, stay as they are.
@@ -363,7 +373,7 @@ class LiveSandbox(RunningSandbox):
             if inspected["State"].get("Paused"):
                 # Nobody can be asked while it is.
                 await thaw(engine, container_id, plan.spec.prefix)
-            await sandbox._hold.begin(start=False, alone=alone)
+            await sandbox._hold.begin(start=False, alone=alone, holder=holder)
             await sandbox._be_prepared(plan)
         except SandboxGoneError as error:
             reason = await sandbox._hold.reason_soon()

@@ -103,6 +103,11 @@ class RunningSandbox:
         return self._hold.ended
 
     @property
+    def holder(self) -> str:
+        """By what the sandbox knows who holds it; see `LiveSandbox.connect`."""
+        return self._hold.lease.ident
+
+    @property
     def out_of_memory_events(self) -> int:
         """How often the engine has reported that something was killed for lack of memory.
 
