@@ -20,6 +20,7 @@ _COMMANDS = {
     "list": ("ls.LsApp", "The same as ls."),
     "run": ("run.RunApp", "Run a program in a fresh sandbox."),
     "exec": ("exec.ExecApp", "Run a program in a sandbox that runs already."),
+    "attach": ("attach.AttachApp", "Open a console on a kernel that runs already."),
     "cp": ("cp.CpApp", "Copy files into and out of sandboxes and workspaces."),
     "logs": ("logs.LogsApp", "Tell what happened to a sandbox, and why it ended."),
     "pause": ("pause.PauseApp", "Freeze sandboxes with their memory."),

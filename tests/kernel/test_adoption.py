@@ -150,6 +150,7 @@ async def test_a_kernel_is_served_again_after_its_server_was_killed(
     assert records() == []
 
 
+@pytest.mark.slow
 async def test_a_kernel_that_may_outlive_its_process_does_when_that_ends(
     engines: Engines, start_owner: Any
 ) -> None:

@@ -186,6 +186,7 @@ async def test_a_kernel_whose_sandbox_ends_with_the_line_says_so(proxy: FaultPro
         client.stop_channels()
 
 
+@pytest.mark.slow
 async def test_a_relay_that_cannot_be_had_again_is_told(
     engines: Engines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,6 +201,7 @@ async def test_a_relay_that_cannot_be_had_again_is_told(
         client.stop_channels()
 
 
+@pytest.mark.slow
 async def test_an_encrypted_kernel_ends_with_its_connection(engines: Engines) -> None:
     """K4: which replies were lost cannot be seen, so that its clients are told and it ends."""
     manager = AsyncKernelManager(kernel_id=uuid.uuid4().hex, transport_encryption="required")
@@ -218,6 +220,7 @@ async def test_an_encrypted_kernel_ends_with_its_connection(engines: Engines) ->
         await manager.shutdown_kernel(now=True)
 
 
+@pytest.mark.slow
 async def test_a_kernel_may_be_paused_for_longer_than_the_line_may_be_silent(
     engines: Engines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
