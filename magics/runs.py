@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -289,10 +290,10 @@ class Run:
         try:
             if grace > 0:
                 with contextlib.suppress(SandboxError):
-                    await process.interrupt()
+                    await self._reach(process.interrupt)
                     await self._wait_for_end(grace)
             # Also when the program has ended: what it left behind is of the run too.
-            await process.kill_leftovers()
+            await self._reach(process.kill_leftovers)
         except SandboxError as error:
             log.warning("run %s could not be stopped: %s", self.id, error)
             self._stop_failure = str(error)
@@ -307,7 +308,20 @@ class Run:
 
     async def _tell(self, signal: str) -> None:
         if self._process is not None:
-            await self._process.signal({"INT": 2, "TERM": 15}[signal])
+            number = {"INT": 2, "TERM": 15}[signal]
+            await self._reach(functools.partial(self._process.signal, number))
+
+    async def _reach(self, work: Callable[[], Coroutine[Any, Any, object]]) -> None:
+        """Do something to the program; in a sandbox that somebody has paused, resume it first."""
+        from sandbox_kernel.errors import SandboxPausedError
+
+        try:
+            await work()
+        except SandboxPausedError:
+            if self._sandbox is None:
+                raise
+            await self._sandbox.resume()
+            await work()
 
     # -- the run itself -------------------------------------------------------------------------
 
