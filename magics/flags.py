@@ -120,6 +120,23 @@ def one_of(*known: str) -> Callable[[str], str]:
 # -- flags --------------------------------------------------------------------------------------
 
 
+_ONE_USER = "code always runs as the unprivileged user; what only root can do is for --setup"
+_NO_FOLDER = "no folder of the machine is mounted; use --push, --pull, %sandbox_put or %sandbox_get"
+_NO_PORT = "nothing in a sandbox can be reached from outside"
+_OF_DOCKER: Final = {
+    "--user": _ONE_USER,
+    "-u": _ONE_USER,
+    "--privileged": _ONE_USER,
+    "--volume": _NO_FOLDER,
+    "-v": _NO_FOLDER,
+    "--mount": _NO_FOLDER,
+    "--publish": _NO_PORT,
+    "-p": _NO_PORT,
+    "--rm": "a fresh sandbox is always removed",
+}
+"""What people know from ``docker run`` and look for here."""
+
+
 @dataclass(frozen=True, slots=True)
 class Flag:
     """One flag.
@@ -279,6 +296,8 @@ class Flags:
         self._unknown(name)
 
     def _unknown(self, name: str) -> NoReturn:
+        if self.rest and name in _OF_DOCKER:
+            raise UsageError(f"there is no flag {name}: {_OF_DOCKER[name]}")
         near = difflib.get_close_matches(name, self._named, n=2, cutoff=0.6)
         meant = f" Did you mean {' or '.join(near)}?" if near else ""
         program = " A program's own options come after its name, or after --." if self.rest else ""

@@ -56,6 +56,8 @@ def test_quotes_group_words_as_in_a_shell() -> None:
     [
         ("--timeot 3 ls", "there is no flag --timeot.*--timeout"),
         ("-x ls", "there is no flag -x"),
+        ("--user root ls", "there is no flag --user: code always runs as the unprivileged user"),
+        ("-v /:/host ls", "there is no flag -v: no folder of the machine is mounted"),
         ("--time 3 ls", "there is no flag --time"),  # no abbreviations: they change with us
         ("--timeout", "--timeout needs a value: --timeout SEC"),
         ("-t 5x ls", "-t 5x: this is not a time"),
