@@ -32,6 +32,24 @@ def test_a_cell_is_a_dockerfile(notebook: Notebook, busybox_image: str, tag: str
     assert "eth0" not in told
 
 
+def test_cells_run_where_nearly_everything_is_missing(
+    notebook: Notebook, busybox_image: str, tag: str
+) -> None:
+    """Acceptance: no bash, no ps, a uid without a name, and nothing that can be written."""
+    gone = "bash ps pgrep pkill killall id whoami nohup script timeout stty"
+    removed = " ".join(f"/bin/{name}" for name in gone.split())
+    recipe = f"FROM {busybox_image}\nRUN rm -f {removed} /etc/passwd /etc/group"
+    notebook.run(f"%%sandbox_build -q -t {tag}\n{recipe}", ok=True)
+    flags = f"--fresh -i {tag}"
+    script = "grep ^Uid: /proc/self/status; touch /x /bin/x /etc/x || echo read-only"
+    cell = notebook.run(f"%%sandbox {flags}\n{script}", ok=True)
+    assert cell.out.split() == ["Uid:", *["10001"] * 4, "read-only"]
+    stubborn = "trap '' INT TERM; sleep 7411 & echo up; sleep 7411"
+    cell = notebook.run(f"%%sandbox {flags}\n{stubborn}", interrupt_at="up")
+    assert cell.error[0] == "KeyboardInterrupt"
+    assert "nothing of it runs any more" in cell.error[1]
+
+
 def test_a_folder_has_a_dockerfile(
     notebook: Notebook, busybox_image: str, tag: str, tmp_path: Path
 ) -> None:
