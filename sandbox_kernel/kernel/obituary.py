@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import logging
 from collections.abc import Mapping, Sequence
@@ -72,8 +73,8 @@ class Obituary:
         """
         obituary = cls(message)
         try:
-            # One subscription of many clients is reported for each of them.
-            obituary._socket.setsockopt(zmq.XPUB_VERBOSE, 1)
+            # What a client subscribes to is for us to say, client by client.
+            obituary._socket.setsockopt(zmq.XPUB_MANUAL, 1)
             # Milliseconds in which the end of the socket waits for what has been sent.
             obituary._socket.setsockopt(zmq.LINGER, 500)
             if curve_secretkey is not None:
@@ -87,11 +88,15 @@ class Obituary:
         return obituary
 
     async def _serve(self) -> None:
-        while True:
+        for number in itertools.count():
             # A subscriber can send anything; only a subscription is answered.
             said = await self._socket.recv()
             if said.startswith(_SUBSCRIBE):
-                await self._socket.send_multipart(self._message)
+                # A topic of its own, lest others get the message again, which to Jupyter's
+                # clients would be an attack.
+                topic = f"{number}.".encode()
+                self._socket.setsockopt(zmq.SUBSCRIBE, topic)
+                await self._socket.send_multipart([topic + self._message[0], *self._message[1:]])
                 self.read.set()
 
     async def close(self) -> None:

@@ -25,6 +25,7 @@ from sandbox_kernel.kernel.obituary import LARGEST_HEADER, Obituary, parent_head
 from tests.engines import Engines
 from tests.kernel.conftest import MakeManager, connect, evaluate, sandbox_spec
 from tests.kernel.test_provisioner import is_dead, sandbox_of
+from tests.process.private import free_port
 
 KEY = b"0123456789"
 CELL = {"msg_id": "m1", "session": "s1", "username": "u", "msg_type": "execute_request"}
@@ -83,9 +84,10 @@ async def test_each_subscriber_gets_the_message_once(
     """K4: signed with the kernel's key, and encrypted where its channels are."""
     public, secret = zmq.curve_keypair()
     message = stream_message("It is dead.\n", {"key": KEY.decode()}, cell)
-    url = f"ipc://{tmp_path}/iopub" if transport == "ipc" else "tcp://127.0.0.1:38417"
+    url = f"ipc://{tmp_path}/iopub" if transport == "ipc" else f"tcp://127.0.0.1:{free_port()}"
     obituary = Obituary.publish(url, message, secret if encrypted else None)
     context = zmq.asyncio.Context()
+    earlier: list[Any] = []
     try:
         for _ in range(2):
             socket = context.socket(zmq.SUB)
@@ -101,8 +103,8 @@ async def test_each_subscriber_gets_the_message_once(
             assert got["content"] == {"name": "stderr", "text": "It is dead.\n"}
             assert got["parent_header"].get("msg_id") == cell.get("msg_id")
             assert obituary.read.is_set()
-            await asyncio.sleep(0)
-            assert await socket.poll(50) == 0
+            earlier.append(socket)
+            assert [await one.poll(50) for one in earlier] == [0] * len(earlier)
     finally:
         context.destroy(linger=0)
         await obituary.close()
