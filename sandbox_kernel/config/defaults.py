@@ -178,6 +178,21 @@ class SandboxDefaults(Configurable):
 
         Example: '/srv/courses/physics/template'""",
     ).tag(config=True, part="sandbox", built_in=None, since="0.2")
+    template_ignore = Bool(
+        None,
+        allow_none=True,
+        help="""Leave out of the template what its .dockerignore and .gitignore name. Off by
+        default, since a template is made to be copied as it is.""",
+    ).tag(config=True, part="sandbox", built_in=False, since="0.2")
+    template_limit = Union(
+        [Integer(), Unicode()],
+        default_value=None,
+        allow_none=True,
+        help="""Most that the template may take, in bytes or with a unit. No limit by default, but
+        256 MiB for a kernel's `files`.
+
+        Example: '1G'""",
+    ).tag(config=True, part="sandbox", built_in=None, since="0.2")
     project = Unicode(
         None,
         allow_none=True,
@@ -324,6 +339,17 @@ class SandboxDefaults(Configurable):
 
         Example: 'notebook'""",
     ).tag(config=True, part="kernel", built_in="ephemeral", since="0.2")
+    files = CaselessStrEnum(
+        ["none", "snapshot"],
+        default_value=None,
+        allow_none=True,
+        help="""Which files of the notebook's folder a kernel sees. With 'snapshot' each new
+        workspace begins as a copy of the folder, without what .dockerignore and .gitignore name and
+        up to `template_limit`; what is written stays in the sandbox. 'none' by default: nothing
+        of this machine enters a sandbox unasked.
+
+        Example: 'snapshot'""",
+    ).tag(config=True, part="kernel", built_in="none", since="0.2")
     env_keep = List(
         Unicode(),
         default_value=None,

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
+from sandbox_kernel.kernel.beside import Beside
 from sandbox_kernel.kernel.ledger import NOTED, Ledger, MessageReader, frames
 from sandbox_kernel.kernel.link import LinkStream, RelayLink
 from sandbox_kernel.kernel.wire import CHANNELS
@@ -50,6 +51,8 @@ class Channels:
         The parts of the kernel's latest announcement of a cell, up to the content.
     ledger
         What the clients wait for.
+    beside
+        Says what follows an error about a file that lies beside the notebook.
     """
 
     def __init__(self, addresses: Mapping[str, Address], limits: ZmtpLimits, name: str) -> None:
@@ -63,6 +66,7 @@ class Channels:
         self.answered = False
         self.cell: list[bytes] = []
         self.ledger = Ledger()
+        self.beside: Beside | None = None
 
     async def listen(self) -> None:
         """Listen on every endpoint, in place of what earlier listeners left there."""
@@ -73,7 +77,9 @@ class Channels:
             address = self._addresses[channel]
 
             def connection(channel: str = channel) -> ClientConnection:
-                limiter = ZmtpLimiter(self._limits, NOTED.get(channel, ()))
+                beside = self.beside if channel == "iopub" else None
+                after = beside.after if beside is not None else None
+                limiter = ZmtpLimiter(self._limits, NOTED.get(channel, ()), after)
                 return ClientConnection(self, channel, limiter)
 
             if isinstance(address, str):

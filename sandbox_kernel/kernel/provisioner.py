@@ -35,6 +35,7 @@ from sandbox_kernel.engine.endpoint import Endpoint
 from sandbox_kernel.engine.images import ensure_image
 from sandbox_kernel.engine.thread import EngineThread
 from sandbox_kernel.errors import SandboxError, SandboxSpecRejectedError
+from sandbox_kernel.kernel.beside import Beside
 from sandbox_kernel.kernel.channels import Address
 from sandbox_kernel.kernel.folder import PrivateFolder
 from sandbox_kernel.kernel.launch_error import KernelLaunchError, launch_error
@@ -51,6 +52,9 @@ from sandbox_kernel.sandbox.owner import current_owner
 T = TypeVar("T")
 
 PORT_NAMES = tuple(f"{channel}_port" for channel in CHANNELS)
+FILES_LIMIT = 256 << 20
+"""Bytes of the notebook's folder that a workspace begins as, unless something else is said."""
+
 EXIT_PATIENCE = 10.0
 """Seconds that `SandboxProvisioner.wait` waits; an engine that is gone must not hang it."""
 
@@ -95,6 +99,7 @@ class SandboxProvisioner(KernelProvisionerBase, SandboxDefaults):  # type: ignor
         self._withdraw: Callable[[], None] | None = None
         self._place = ("", ".")
         self._record: RecordFile | None = None
+        self._beside: Beside | None = None
 
     @property
     def _manager(self) -> Any:
@@ -205,6 +210,8 @@ class SandboxProvisioner(KernelProvisionerBase, SandboxDefaults):  # type: ignor
         except SandboxError as error:
             await self._give_up()
             raise launch_error(error) from error
+        if self._beside is None and self._may_have_files(self._settled):
+            self._beside = Beside(self._place[1])
         manager = self._manager
         for unused in ("stdout", "stderr", "stdin", "independent", "transport_encryption"):
             kwargs.pop(unused, None)
@@ -287,6 +294,7 @@ class SandboxProvisioner(KernelProvisionerBase, SandboxDefaults):  # type: ignor
         )
         self._session = session
         self._withdraw = thread.at_exit(self._close_at_exit)
+        session.channels.beside = self._beside
         await session.launch(order, startup_timeout)
 
     def _prepare_connection(self, manager: Any, transport: str) -> None:
@@ -378,6 +386,8 @@ class SandboxProvisioner(KernelProvisionerBase, SandboxDefaults):  # type: ignor
             for name, value in (("template", spec.template), ("project", spec.project))
             if value is not None
         }
+        if order.settings["files"] == "snapshot":
+            places = {**places, **_snapshot_of(folder, order)}
         # The kernel gets its variables with its command, and a restart may change them.
         return replace(
             order,
@@ -388,6 +398,16 @@ class SandboxProvisioner(KernelProvisionerBase, SandboxDefaults):  # type: ignor
                 environment={},
             ),
         )
+
+    def _may_have_files(self, order: Order) -> bool:
+        """Whether files of the notebook's folder are withheld from this kernel, and need not be."""
+        if order.settings["files"] == "snapshot":
+            return False
+        try:
+            settle({**self._asked(), "files": "snapshot"}, door="kernel")
+        except SandboxError:
+            return False
+        return True
 
     def _asked(self) -> dict[str, Any]:
         """Return the settings that kernelspec and application say anything of."""
@@ -606,6 +626,23 @@ class SandboxProvisioner(KernelProvisionerBase, SandboxDefaults):  # type: ignor
     @staticmethod
     async def _hop(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         return await EngineThread.current().call(work)
+
+
+def _snapshot_of(folder: str, order: Order) -> dict[str, Any]:
+    """Return the fields of a spec whose new workspace begins as the notebook's folder (K9)."""
+    if order.spec.template is not None:
+        raise SandboxSpecRejectedError(
+            "files",
+            "snapshot",
+            "a new workspace cannot begin both as the notebook's folder and as a template",
+            "Leave one of `files` and `template` out.",
+        )
+    limit = order.spec.template_limit
+    return {
+        "template": str(Path(folder).absolute()),
+        "template_ignore": True,
+        "template_limit": FILES_LIMIT if limit is None else limit,
+    }
 
 
 def _limits(settled: Order) -> ZmtpLimits:

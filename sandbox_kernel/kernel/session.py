@@ -247,6 +247,8 @@ class KernelSession:
 
     def _take(self, connection: Mapping[str, object]) -> None:
         self._connection = connection
+        if self.channels.beside is not None:
+            self.channels.beside.connection = connection
         self._ports = tuple(int(str(connection[f"{name}_port"])) for name in CHANNELS)
 
     def _watch_for_the_end(self) -> None:

@@ -15,7 +15,7 @@ Source of the framing: ZMTP 3.1, https://rfc.zeromq.org/spec/37/
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 GREETING_SIZE = 64
@@ -28,6 +28,8 @@ HOLD_LIMIT = 1 << 18
 _CELL = b'"execute_input"'
 _NOTED_LIMIT = 1 << 14
 _NOTED_CONTENT = 256
+_ERROR = b'"error"'
+_ERROR_CONTENT = 1 << 17
 
 _MORE, _LONG, _COMMAND = 1, 2, 4
 _MECHANISMS = (b"NULL", b"CURVE")
@@ -75,11 +77,20 @@ class ZmtpLimiter:
         What a message may be.
     note
         What the headers of messages that are to be noted hold.
+    after_error
+        Gives, from the parts of an error, the bytes that are to follow it.
     """
 
-    def __init__(self, limits: ZmtpLimits | None = None, note: Sequence[bytes] = ()) -> None:
+    def __init__(
+        self,
+        limits: ZmtpLimits | None = None,
+        note: Sequence[bytes] = (),
+        after_error: Callable[[Sequence[bytes]], bytes] | None = None,
+    ) -> None:
         self._limits = limits or ZmtpLimits()
         self._note = tuple(note)
+        self._after_error = after_error
+        self._is_error = False
         self.messages = 0
         self.dropped = 0
         self.cell: list[bytes] = []
@@ -205,6 +216,10 @@ class ZmtpLimiter:
         elif any(sign in self._held for sign in self._note):
             self._noting = _payloads(bytes(self._held))
             self._content = bytearray() if size <= _NOTED_CONTENT else None
+        elif self._after_error is not None and _ERROR in self._held and size <= _ERROR_CONTENT:
+            self._noting = _payloads(bytes(self._held))
+            self._content = bytearray()
+            self._is_error = True
 
     def _leave_out(self) -> None:
         if self._partly_passed:
@@ -233,8 +248,12 @@ class ZmtpLimiter:
         if not self._leaving_out:
             self.messages += 1
         if self._noting:
-            self.noted.append([*self._noting, bytes(self._content or b"")])
-            self._noting, self._content = [], None
+            parts = [*self._noting, bytes(self._content or b"")]
+            if not self._is_error:
+                self.noted.append(parts)
+            elif self._after_error is not None and isinstance(self._destination, list):
+                self._destination.append(self._after_error(parts))
+            self._noting, self._content, self._is_error = [], None, False
         self._ends_message = False
         self._leaving_out = self._partly_passed = False
         self._parts = self._bytes = 0

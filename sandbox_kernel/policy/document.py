@@ -47,6 +47,7 @@ MEMORY_CAPS: Final = (
     "shm_size",
     "disk_limit",
     "disk_soft_limit",
+    "template_limit",
     "project_limit",
 )
 """Caps in bytes, which may be written with a unit."""
@@ -127,6 +128,8 @@ class PolicyDocument:
         Whether the tier ``egress`` needs the proof of a firewall.
     caps
         Bounds, by the name of the setting.
+    allow_host_files
+        Whether a sandbox may begin with files of the caller's machine: template, project, files.
     network
         The weakest network tier that may be asked for.
     isolation
@@ -153,6 +156,7 @@ class PolicyDocument:
     allow_insecure_engine: bool = True
     require_egress_firewall: bool = False
     caps: Mapping[str, Cap] = field(default_factory=dict, hash=False)
+    allow_host_files: bool = True
     network: str = NETWORKS[-1]
     isolation: str = ISOLATIONS[0]
     runtimes: tuple[str, ...] | None = None
@@ -257,6 +261,7 @@ class _Reader:
             "allow_pull": self._switch,
             "allow_insecure_engine": self._switch,
             "require_egress_firewall": self._switch,
+            "allow_host_files": self._switch,
             "caps": self._caps,
             "network": self._one_of(NETWORKS),
             "isolation": self._one_of(ISOLATIONS),

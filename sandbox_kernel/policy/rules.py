@@ -279,6 +279,15 @@ _CAPS: Final = {
     **{name: _Capped(name, _number_text) for name in NUMBER_CAPS},
 }
 
+_HOST_FILES: Final = _Switched(
+    "allow_host_files",
+    free=True,
+    refused=lambda value: value is not None,
+    filled=None,
+    reason="lets no files of this machine into a sandbox by themselves",
+    remedy="Leave the setting out.",
+)
+
 RULES: Final[Mapping[str, Rule]] = {
     "image": _Images(),
     "pull_policy": _Switched(
@@ -304,6 +313,16 @@ RULES: Final[Mapping[str, Rule]] = {
         filled=True,
         reason="demands the proof of a firewall",
         remedy="Leave the setting out.",
+    ),
+    "template": _HOST_FILES,
+    "project": _HOST_FILES,
+    "files": _Switched(
+        "allow_host_files",
+        free=True,
+        refused=lambda value: value != "none",
+        filled="none",
+        reason="lets no files of this machine into a sandbox by themselves",
+        remedy="Use 'none', and put files there on purpose.",
     ),
     **_CAPS,
     "max_timeout": _Capped("timeout", _number_text, has_default=False),

@@ -49,6 +49,8 @@ def statements(policy: Policy) -> list[Statement]:
 def _lines(document: PolicyDocument) -> Iterator[tuple[str, str]]:
     if document.images is not None:
         yield "images", _only(document.images)
+    if not document.allow_host_files:
+        yield "allow_host_files", "no template, project or files of the caller's machine"
     if not document.allow_pull:
         yield "allow_pull", "images are not pulled"
     if document.engine_hosts is not None:

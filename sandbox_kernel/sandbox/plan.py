@@ -49,8 +49,8 @@ Gate = Callable[[SharedNetwork], Awaitable[None]]
 _TOLD: Final = ("image", "network", "durability", "workspace", "labels")
 """Fields of a spec that have labels of their own."""
 
-_NOT_TOLD: Final = ("environment", "template", "project")
-"""Fields that are nobody else's business: secrets, and paths of the caller's machine."""
+_NOT_TOLD: Final = ("environment", "template", "template_ignore", "template_limit", "project")
+"""Fields that are nobody else's business: secrets, and what is read of the caller's machine."""
 
 _KEPT: Final = tuple(
     field.name for field in dataclasses.fields(SandboxSpec) if field.name not in _TOLD + _NOT_TOLD

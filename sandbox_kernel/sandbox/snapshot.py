@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 _DOCKER: Final = ".dockerignore"
 _GIT: Final = ".gitignore"
 _VERSION_CONTROL: Final = frozenset({".git", ".hg", ".svn"})
+_CHECKPOINTS: Final = ".ipynb_checkpoints"
+"""Where Jupyter keeps what notebooks were like before."""
+
 _LARGEST: Final = 1024 * 1024
 """Bytes of an ignore file."""
 
@@ -69,7 +72,8 @@ class ProjectRules(PathSpec[Any]):
     def match_file(self, file: str | os.PathLike[str], separators: Any = None) -> bool:
         """Say whether a path, relative to the folder, stays outside; a slash ends a folder's."""
         path = os.fspath(file)
-        if _VERSION_CONTROL.intersection(path.rstrip("/").split("/")):
+        parts = path.rstrip("/").split("/")
+        if _VERSION_CONTROL.intersection(parts) or _CHECKPOINTS in parts:
             return True
         return self._docker.match_file(path) or self._git_ignores(path)
 
@@ -127,7 +131,9 @@ async def check_folders(spec: SandboxSpec) -> None:
     """
     with Workers() as workers:
         if spec.template is not None:
-            await workers.do(_look_through, "template", spec.template, TransferLimits(), None)
+            rules = _rules(spec.template) if spec.template_ignore else None
+            limits = _template_limits(spec)
+            await workers.do(_look_through, "template", spec.template, limits, rules)
         if spec.project is not None:
             limits = _project_limits(spec)
             await workers.do(_look_through, "project", spec.project, limits, _rules(spec.project))
@@ -139,7 +145,7 @@ def _look_through(
     path = Path(folder)
     if not path.is_dir():
         _refuse(setting, folder, "there is no such folder on this machine", "Name a folder.")
-    limit = "project_limit" if setting == "project" else ""
+    limit = "" if limits == TransferLimits() else f"{setting}_limit"
     asked = Asked(setting, folder, limits, setting, folder, limit)
     try:
         with asked.answered():
@@ -156,6 +162,12 @@ def _look_through(
 
 def _rules(folder: str) -> ProjectRules:
     return ProjectRules(Path(folder))
+
+
+def _template_limits(spec: SandboxSpec) -> TransferLimits:
+    if spec.template_limit is None:
+        return TransferLimits()
+    return TransferLimits(file_size=spec.template_limit, total_size=spec.template_limit)
 
 
 def _project_limits(spec: SandboxSpec) -> TransferLimits:
@@ -231,7 +243,12 @@ async def give_template(sandbox: RunningSandbox, folder: str, *, is_new: bool) -
         raise SandboxStartError(f"{WORKSPACE} could not be looked into to fill it")
     files = Files(sandbox.engine, sandbox.id, user=CODE_USER)
     try:
-        await files.put(folder, WORKSPACE)
+        await files.put(
+            folder,
+            WORKSPACE,
+            ignore=_rules(folder) if sandbox.spec.template_ignore else None,
+            limits=_template_limits(sandbox.spec),
+        )
     except SandboxConflictError as error:
         raise SandboxStartError(
             f"The image has something in {WORKSPACE} where the template has something else"

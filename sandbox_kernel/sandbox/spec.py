@@ -114,6 +114,10 @@ class SandboxSpec:
     template
         A folder of the caller's machine that each new workspace begins as a copy of. A workspace
         that holds nothing at all counts as new.
+    template_ignore
+        Whether what the template's ``.dockerignore`` and ``.gitignore`` name is left out.
+    template_limit
+        Bytes of the template; by default no limit.
     project
         A folder of the caller's machine of which a snapshot lies, read-only, in ``/project``. Its
         ``.dockerignore`` and ``.gitignore`` say what is left out.
@@ -163,6 +167,8 @@ class SandboxSpec:
     durability: str = "ephemeral"
     workspace: str | None = None
     template: str | None = None
+    template_ignore: bool = False
+    template_limit: int | None = None
     project: str | None = None
     project_limit: int = DEFAULT_PROJECT
     data_sets: Mapping[str, str] = field(default_factory=dict, hash=False)
@@ -186,6 +192,7 @@ class SandboxSpec:
         _whole("shm_size", self.shm_size, MIB, 1 << 60, optional=True)
         _whole("disk_limit", self.disk_limit, MIB, 1 << 60, optional=True)
         _whole("disk_soft_limit", self.disk_soft_limit, MIB, 1 << 60, optional=True)
+        _whole("template_limit", self.template_limit, MIB, 1 << 60, optional=True)
         _whole("project_limit", self.project_limit, MIB, 1 << 60)
         _number("lease_ttl", self.lease_ttl, 2, 86400)
         _number("resumable", self.resumable, 0, _LONGEST)
