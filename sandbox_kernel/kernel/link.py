@@ -139,8 +139,15 @@ class RelayLink:
         self._diagnostics = bytearray()
         self._ended = False
 
-    async def greet(self, ports: Sequence[int], timeout: float) -> RelayReport:
+    async def greet(self, address: str, ports: Sequence[int], timeout: float) -> RelayReport:
         """Exchange hellos and return the relay's report.
+
+        Parameters
+        ----------
+        address, ports
+            Where the kernel listens in the sandbox, or will.
+        timeout
+            Seconds to wait for the relay.
 
         Raises
         ------
@@ -151,6 +158,7 @@ class RelayLink:
         hello = {
             "version": wire.VERSION,
             "nonce": nonce,
+            "address": address,
             "ports": list(ports),
             "silence": RELAY_SILENCE,
         }

@@ -41,7 +41,7 @@ from sandbox_kernel.kernel.folder import PrivateFolder
 from sandbox_kernel.kernel.launch_error import KernelLaunchError, launch_error
 from sandbox_kernel.kernel.process import KernelOrder
 from sandbox_kernel.kernel.record import KernelRecord, RecordFile
-from sandbox_kernel.kernel.session import KernelSession, kernel_ports
+from sandbox_kernel.kernel.session import KernelSession, kernel_address, kernel_ports
 from sandbox_kernel.kernel.wire import CHANNELS
 from sandbox_kernel.kernel.workspace import workspace_of
 from sandbox_kernel.kernel.zmtp import ZmtpLimits
@@ -345,7 +345,7 @@ class SandboxProvisioner(KernelProvisionerBase, SandboxDefaults):  # type: ignor
             **inner,
             **dict(zip(PORT_NAMES, self._ports_inside, strict=True)),
             "transport": "tcp",
-            "ip": "127.0.0.1",
+            "ip": kernel_address(self.kernel_id),
             "kernel_name": self._manager.kernel_name,
             "jupyter_session": notebook,
         }

@@ -99,6 +99,7 @@ class Relay:
         self._output: collections.deque[memoryview] = collections.deque()
         self._output_size = 0
         self._sink_watched = False
+        self._address = ""
         self._ports: list[int] = []
         self._silence = 0.0
         self._last_ping = time.monotonic()
@@ -179,6 +180,7 @@ class Relay:
         hello = json.loads(frame.payload.decode())
         if hello["version"] != VERSION or len(hello["ports"]) != len(CHANNELS):
             raise WireError("the host speaks another version")
+        self._address = hello["address"]
         self._ports = hello["ports"]
         self._silence = hello["silence"]
         self._last_ping = time.monotonic()
@@ -197,7 +199,7 @@ class Relay:
         if frame.stream <= self._last_stream or frame.payload[0] >= len(CHANNELS):
             raise WireError(f"stream {frame.stream} cannot be opened")
         self._last_stream = frame.stream
-        stream = Stream(frame.stream, ("127.0.0.1", self._ports[frame.payload[0]]))
+        stream = Stream(frame.stream, (self._address, self._ports[frame.payload[0]]))
         self._streams[stream.number] = stream
         self._connect(stream)
 

@@ -76,13 +76,28 @@ _CONTROL_UID = int(CONTROL_USER.partition(":")[0])
 def kernel_ports(kernel_id: str) -> tuple[int, ...]:
     """Return a kernel's ports, in the order of ``CHANNELS``.
 
-    Kernels of one workspace share a sandbox and its loopback. That two of them get the same ports
-    is as good as excluded; the second one then does not start, and says why.
+    Two kernels may have the same ones, since each has an address of its own: `kernel_address`.
     """
     count = len(CHANNELS)
-    place = int.from_bytes(hashlib.sha256(kernel_id.encode("utf-8", "replace")).digest()[:8], "big")
+    place = int.from_bytes(_digest(kernel_id)[:8], "big")
     first = KERNEL_PORTS.start + place % (len(KERNEL_PORTS) // count) * count
     return tuple(range(first, first + count))
+
+
+def kernel_address(kernel_id: str) -> str:
+    """Return the address of the loopback that a kernel listens at.
+
+    Kernels of one workspace share a sandbox, also those of servers that know nothing of each
+    other, and Linux has the whole of 127.0.0.0/8 there. In its first part (127.0.x.x) resolvers
+    and other programs have theirs. With the ports there are 4e10 places, so that nobody has to
+    look whether one is taken, which two kernels that start at once could not find out.
+    """
+    high, middle, low = _digest(kernel_id)[8:11]
+    return f"127.{1 + high % 254}.{middle}.{1 + low % 254}"
+
+
+def _digest(kernel_id: str) -> bytes:
+    return hashlib.sha256(kernel_id.encode("utf-8", "replace")).digest()
 
 
 class KernelSession:
@@ -107,6 +122,7 @@ class KernelSession:
         self._obituary: Obituary | None = None
         self._trouble = ""
         self._ports: tuple[int, ...] = ()
+        self._address = ""
 
     @classmethod
     async def open(
@@ -250,6 +266,7 @@ class KernelSession:
         if self.channels.beside is not None:
             self.channels.beside.connection = connection
         self._ports = tuple(int(str(connection[f"{name}_port"])) for name in CHANNELS)
+        self._address = str(connection["ip"])
 
     def _watch_for_the_end(self) -> None:
         self._mourner = asyncio.create_task(
@@ -289,7 +306,7 @@ class KernelSession:
         try:
             link = RelayLink(stream, self.sandbox.short_id, lambda: self.sandbox.paused)
             try:
-                report = await link.greet(self._ports, HELLO_TIMEOUT)
+                report = await link.greet(self._address, self._ports, HELLO_TIMEOUT)
             except SandboxProtocolError as error:
                 state = await self.sandbox.engine.inspect_exec(stream.id)
                 cause = unsuitable(state.exit_code, self.sandbox.spec.image)

@@ -75,7 +75,7 @@ async def greeted() -> tuple[ScriptedRelay, RelayLink]:
     relay = ScriptedRelay()
     relay.on_frame = relay.greet_back
     link = RelayLink(relay, "test")  # type: ignore[arg-type]
-    await link.greet([1, 2, 3, 4, 5], 5)
+    await link.greet("127.0.0.1", [1, 2, 3, 4, 5], 5)
     return relay, link
 
 
@@ -102,7 +102,7 @@ async def test_whatever_answers_instead_of_our_relay_is_refused(noise: bytes) ->
     relay.say(noise)
     relay.say(None)
     with pytest.raises(SandboxProtocolError) as caught:
-        await RelayLink(relay, "test").greet([1, 2, 3, 4, 5], 5)  # type: ignore[arg-type]
+        await RelayLink(relay, "test").greet("127.0.0.1", [1, 2, 3, 4, 5], 5)  # type: ignore[arg-type]
     assert len(str(caught.value)) < 600
     assert str(caught.value).isprintable()
 
@@ -112,7 +112,7 @@ async def test_a_relay_that_never_answers_is_given_up() -> None:
     relay = ScriptedRelay()
     relay.say(b"\x01")
     with pytest.raises(SandboxProtocolError, match="did not answer"):
-        await RelayLink(relay, "test").greet([1, 2, 3, 4, 5], 0.1)  # type: ignore[arg-type]
+        await RelayLink(relay, "test").greet("127.0.0.1", [1, 2, 3, 4, 5], 0.1)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -135,7 +135,7 @@ async def running(
     process: asyncio.subprocess.Process, ports: list[int]
 ) -> AsyncIterator[RelayLink]:
     link = RelayLink(Pipes(process), "test")  # type: ignore[arg-type]
-    report = await link.greet(ports, 10)
+    report = await link.greet("127.0.0.1", ports, 10)
     assert report.uid == os.getuid()
     task = asyncio.ensure_future(link.run())
     try:
@@ -258,7 +258,13 @@ async def test_the_relay_ends_with_its_input(relay: asyncio.subprocess.Process) 
 
 async def test_a_relay_that_hears_no_ping_ends_itself(relay: asyncio.subprocess.Process) -> None:
     """ENG-02, F12: after a silent cut neither side sees an end of input."""
-    hello = {"version": wire.VERSION, "nonce": "n", "ports": [1, 2, 3, 4, 5], "silence": 0.2}
+    hello = {
+        "version": wire.VERSION,
+        "nonce": "n",
+        "address": "127.0.0.1",
+        "ports": [1, 2, 3, 4, 5],
+        "silence": 0.2,
+    }
     await Pipes(relay).write(wire.encode(wire.HELLO, 0, json.dumps(hello).encode()))
     assert await asyncio.wait_for(relay.wait(), 10) == 1
 

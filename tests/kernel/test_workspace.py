@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import os
 import uuid
@@ -18,8 +19,9 @@ from sandbox_kernel.config import SETTINGS
 from sandbox_kernel.engine.client import Engine
 from sandbox_kernel.engine.endpoint import Endpoint
 from sandbox_kernel.errors import SandboxSpecRejectedError
+from sandbox_kernel.kernel import provisioner
 from sandbox_kernel.kernel.launch_error import KernelLaunchError
-from sandbox_kernel.kernel.session import KERNEL_PORTS, kernel_ports
+from sandbox_kernel.kernel.session import KERNEL_PORTS, kernel_address, kernel_ports
 from sandbox_kernel.kernel.workspace import workspace_of
 from sandbox_kernel.sandbox import labels
 from sandbox_kernel.sandbox.owner import current_owner
@@ -92,6 +94,18 @@ def test_a_kernels_ports_are_its_own_and_below_the_ephemeral_ones(kernel_id: str
     assert set(ports) <= set(KERNEL_PORTS)
 
 
+@given(st.text(max_size=50), st.text(max_size=50))
+def test_a_kernels_address_is_a_loopback_one_of_its_own(kernel_id: str, another: str) -> None:
+    """K5: neither where resolvers listen nor the address of a network or of all in it."""
+    address = ipaddress.IPv4Address(kernel_address(kernel_id))
+    assert address.is_loopback
+    assert address not in ipaddress.ip_network("127.0.0.0/16")
+    assert address.packed[3] not in {0, 255}
+    assert address.packed[1] != 255
+    assert str(address) == kernel_address(kernel_id)
+    assert (kernel_address(another) == str(address)) == (another == kernel_id)
+
+
 # -- kernels --------------------------------------------------------------------------------------
 
 
@@ -138,9 +152,11 @@ async def test_a_notebooks_workspace_is_found_again_by_path_and_person(
 
 
 async def test_kernels_of_one_person_share_a_sandbox_and_end_one_by_one(
-    make_manager: MakeManager, user: str, engines: Engines
+    make_manager: MakeManager, user: str, engines: Engines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """K5, B7: `user` is one workspace for all notebooks."""
+    """K5, B7: `user` is one workspace for all notebooks, also for kernels with the same ports."""
+    ports = kernel_ports(uuid.uuid4().hex)
+    monkeypatch.setattr(provisioner, "kernel_ports", lambda _: ports)
     managers = [make_manager(workspace="user") for _ in range(2)]
     clients = [await start(one, f"/srv/{n}.ipynb") for n, one in enumerate(managers)]
     [container] = engines.api.containers(f"{labels.OWNER}={user}")
