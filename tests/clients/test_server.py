@@ -192,6 +192,7 @@ def test_a_server_runs_interrupts_restarts_revives_and_culls_kernels(
     wait_until(lambda: not engines.api.containers(f"{OWNER}={person}"), 20, "the sandbox's end")
 
 
+@pytest.mark.slow
 def test_a_kernel_gateway_serves_kernels(
     kernel_name: str, person: str, tmp_path: Path, engines: Engines
 ) -> None:
@@ -211,6 +212,7 @@ def test_a_kernel_gateway_serves_kernels(
         assert engines.api.containers(f"{OWNER}={person}") == []
 
 
+@pytest.mark.slow
 def test_jupyter_run_runs_a_file(
     kernel_name: str, person: str, tmp_path: Path, engines: Engines
 ) -> None:
