@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import as_file, files
+from importlib.resources.abc import Traversable
 from typing import Any
 
 from traitlets import Bool, Enum, List, Unicode
@@ -63,7 +64,9 @@ class BuildRequest:
     Parameters
     ----------
     tag
-        Name of the image; by default that of the target.
+        Name of the image; by default that of language and target.
+    language
+        Whose kernel: ``python`` or ``r``.
     target
         ``kernel``, or ``full`` with compilers and tools.
     base_image
@@ -81,6 +84,7 @@ class BuildRequest:
     """
 
     tag: str = ""
+    language: str = "python"
     target: str = "kernel"
     base_image: str = DEFAULT_BASE
     apt: tuple[str, ...] = ()
@@ -91,6 +95,15 @@ class BuildRequest:
     no_cache: bool = False
 
     def __post_init__(self) -> None:
+        if self.language != "python":
+            for option, value, only in (("target", self.target, "kernel"), ("pip", self.pip, ())):
+                if value != only:
+                    raise SandboxSpecRejectedError(
+                        option,
+                        value,
+                        f"the image for {self.language} has no such thing",
+                        "Leave it out, or build the image for python.",
+                    )
         for name, form, values in (("apt", _APT_NAME, self.apt), ("pip", _PIP_NAME, self.pip)):
             for value in values:
                 if not form.fullmatch(value):
@@ -101,9 +114,15 @@ class BuildRequest:
     @property
     def name(self) -> str:
         """Name of the image that comes out."""
-        return self.tag or (
-            DEFAULT_IMAGE if self.target == "kernel" else "sandbox-kernel/python:full"
-        )
+        if self.tag or (self.language, self.target) == ("python", "kernel"):
+            return self.tag or DEFAULT_IMAGE
+        version = "latest" if self.target == "kernel" else self.target
+        return f"sandbox-kernel/{self.language}:{version}"
+
+    @property
+    def folder(self) -> Traversable:
+        """The folder that holds the Dockerfile."""
+        return files("sandbox_kernel.images").joinpath(self.language)
 
     def build_args(self) -> Mapping[str, str]:
         """Return the values for the Dockerfile's arguments."""
@@ -123,8 +142,9 @@ class BuildRequest:
         digest = hashlib.sha256()
         parts = [f"{n}={v}" for n, v in self.build_args().items() if n != "BASE_IMAGE"]
         digest.update(repr([self.target, sorted(parts)]).encode())
-        folder = files("sandbox_kernel.images.python")
-        recipe = [folder.joinpath("Dockerfile"), *folder.joinpath("files").iterdir()]
+        folder = self.folder
+        beside = folder.joinpath("files")
+        recipe = [folder.joinpath("Dockerfile"), *(beside.iterdir() if beside.is_dir() else ())]
         for file in sorted(recipe, key=lambda file: file.name):
             if file.is_file():
                 content = file.read_bytes()
@@ -150,7 +170,7 @@ def build_python_image(
     site: SiteSettings,
     progress: ProgressCallback | None = None,
 ) -> ImageInfo:
-    """Build the image for Python; blocks until it is there.
+    """Build an image that this package ships; blocks until it is there.
 
     Raises
     ------
@@ -173,7 +193,7 @@ def build_python_image(
     async def build() -> ImageInfo:
         engine = await thread.engine(endpoint)
         before = await image_present(engine, request.name)
-        with as_file(files("sandbox_kernel.images.python")) as context:
+        with as_file(request.folder) as context:
             built = await build_image(
                 engine,
                 context,
@@ -246,6 +266,7 @@ def _with_remedy(error: SandboxBuildError, request: BuildRequest) -> SandboxBuil
 _ALIASES: dict[Any, Any] = {
     **ENGINE_ALIASES,
     "tag": ("BuildApp.tag", f"Name of the image (default: {DEFAULT_IMAGE})."),
+    "language": ("BuildApp.language", "Whose kernel the image holds: python (default) or r."),
     "target": ("BuildApp.target", "kernel, or full with compilers, git, Node.js and tools."),
     "base-image": ("BuildApp.base_image", f"Image to start from (default: {DEFAULT_BASE})."),
     "apt": ("BuildApp.apt", "A Debian package in addition; may be repeated."),
@@ -289,6 +310,7 @@ _EXAMPLES = """\
 jupyter sandbox build
 jupyter sandbox build --pip scikit-learn --pip 'polars>=1' --apt ffmpeg
 jupyter sandbox build --target full
+jupyter sandbox build --language r --apt r-cran-dplyr
 jupyter sandbox build --base-image sandbox-kernel/base:bookworm    # without a registry
 jupyter sandbox build --ca-bundle corporate.pem --pip-index-url https://pypi.example.org/simple
 """
@@ -309,6 +331,9 @@ class BuildApp(SandboxCommand):
     flags = _FLAGS
 
     tag = Unicode("", help="Name of the image. Since 0.1.").tag(config=True)
+    language = Enum(["python", "r"], "python", help="Whose kernel the image holds. Since 0.2.").tag(
+        config=True
+    )
     target = Enum(
         ["kernel", "full"], "kernel", help="Stage of the Dockerfile to build. Since 0.1."
     ).tag(config=True)
@@ -338,6 +363,7 @@ class BuildApp(SandboxCommand):
         """Build, show progress, say what came out."""
         request = BuildRequest(
             tag=self.tag,
+            language=self.language,
             target=self.target,
             base_image=self.base_image,
             apt=tuple(self.apt),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from traitlets import Bool, Float, Integer, List, Unicode
+from traitlets import Bool, CaselessStrEnum, Float, Integer, List, Unicode
 
 from sandbox_kernel.app.command import ENGINE_ALIASES, ENGINE_FLAGS, SandboxCommand
 from sandbox_kernel.engine.images import DEFAULT_IMAGE, ImageInfo, image_present
@@ -16,12 +18,20 @@ from sandbox_kernel.errors import SandboxError, SandboxSpecRejectedError
 from sandbox_kernel.kernel.kernelspec import (
     DEFAULT_DISPLAY_NAME,
     DEFAULT_NAME,
+    R_COMMAND,
     KernelRequest,
     default_location,
     install_kernelspec,
 )
 from sandbox_kernel.sandbox.order import Order
 
+R_IMAGE = "sandbox-kernel/r:latest"
+"""What `jupyter sandbox build --language r` makes."""
+
+_KNOWN = {
+    "python": (DEFAULT_NAME, DEFAULT_DISPLAY_NAME),
+    "r": ("sandbox-r", "R (sandbox)"),
+}
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -37,6 +47,19 @@ _ALIASES: dict[Any, Any] = {
         f"Image to run from, made with `jupyter sandbox build` or based on such a one "
         f"(default: the configured one, else {DEFAULT_IMAGE}).",
     ),
+    "language": (
+        "InstallApp.language",
+        "The kernel's language: python and r run from the images of `jupyter sandbox build`; any "
+        "other needs --image and --argv.",
+    ),
+    "argv": (
+        "InstallApp.kernel_argv",
+        "The kernel's command in the image, in one argument, with {connection_file} in it.",
+    ),
+    "interrupt-mode": (
+        "InstallApp.interrupt_mode",
+        "How the kernel of --argv is interrupted: signal (default) or message.",
+    ),
     "mem-limit": ("InstallApp.mem_limit", "Memory, as in 512M or 2G."),
     "cpu-limit": ("InstallApp.cpu_limit", "Processors, as in 1.5."),
     "pids-limit": ("InstallApp.pids_limit", "Processes and threads."),
@@ -50,6 +73,10 @@ _ALIASES: dict[Any, Any] = {
         "What is kept in /workspace: ephemeral (nothing), notebook, user, or a name.",
     ),
     "network": ("InstallApp.network", "none, internal or egress; see docs/network.md."),
+    "files": (
+        "InstallApp.files",
+        "snapshot: each new workspace begins as a copy of the notebook's folder (default: none).",
+    ),
     "template": ("InstallApp.template", "Folder that each new workspace begins as a copy of."),
     "project": ("InstallApp.project", "Folder whose snapshot is shown, read-only, in /project."),
     "prefix": ("InstallApp.prefix", "Install below PREFIX/share/jupyter/kernels."),
@@ -72,6 +99,10 @@ jupyter sandbox install --name sandbox-ml --display-name "Python 3 (sandbox, ML)
     --image sandbox-kernel/python:ml
 jupyter sandbox install --name sandbox-kept --display-name "Python 3 (sandbox, kept)" \\
     --workspace notebook
+jupyter sandbox install --files snapshot
+jupyter sandbox install --language r
+jupyter sandbox install --language bash --name sandbox-bash --display-name "Bash (sandbox)" \\
+    --image example.org/bash-kernel:1 --argv "python3 -m bash_kernel -f {connection_file}"
 jupyter sandbox install --engine tcp://engine.example.org:2376 --user
 """
 
@@ -89,10 +120,19 @@ class InstallApp(SandboxCommand):
     aliases = _ALIASES
     flags = _FLAGS
 
-    kernel_name = Unicode(DEFAULT_NAME, help="Name for programs. Since 0.1.").tag(config=True)
-    display_name = Unicode(DEFAULT_DISPLAY_NAME, help="Name for people. Since 0.1.").tag(
-        config=True
-    )
+    kernel_name = Unicode("", help="Name for programs. Since 0.1.").tag(config=True)
+    display_name = Unicode("", help="Name for people. Since 0.1.").tag(config=True)
+    language = Unicode("python", help="The kernel's language. Since 0.2.").tag(config=True)
+    kernel_argv = Unicode("", help="The kernel's command in the image. Since 0.2.").tag(config=True)
+    interrupt_mode = CaselessStrEnum(
+        ["signal", "message"], "signal", help="How the kernel is interrupted. Since 0.2."
+    ).tag(config=True)
+    files = CaselessStrEnum(
+        ["none", "snapshot"],
+        None,
+        allow_none=True,
+        help="Which files of the notebook's folder the kernel sees. Since 0.2.",
+    ).tag(config=True)
     image = Unicode("", help="Image to run from; by default the configured one. Since 0.1.").tag(
         config=True
     )
@@ -114,17 +154,13 @@ class InstallApp(SandboxCommand):
         """Check the options, write the kernelspec, say where it is."""
         if self.user and self.prefix:
             self._usage("--user and --prefix (or --sys-prefix) exclude each other")
+        self._check_language()
         config = self._config()
         # Settled as the kernel will be, so that what the policy refuses is refused now.
         order = self.settle(config, door="kernel")
         ref = order.spec.image
         image, unreachable = self._look_for_image(order)
-        request = KernelRequest(
-            name=self.kernel_name,
-            display_name=self.display_name,
-            config=config,
-            encryption=_can_encrypt(ref, image),
-        )
+        request = self._request(config, _can_encrypt(ref, image))
         location: dict[str, Any] = {"prefix": self.prefix or None, "user": self.user}
         if not self.user and not self.prefix:
             location = dict(default_location())
@@ -147,9 +183,43 @@ class InstallApp(SandboxCommand):
         if unreachable:
             self.err.print(f"Note: {unreachable}", markup=False)
         elif image is None:
-            remedy = "jupyter sandbox build" if ref == DEFAULT_IMAGE else "docker pull"
+            builds = {DEFAULT_IMAGE: "", R_IMAGE: " --language r"}
+            remedy = f"jupyter sandbox build{builds[ref]}" if ref in builds else "docker pull"
             self.err.print(f"Note: the engine does not have {ref} yet; run {remedy}.", markup=False)
         return 0
+
+    def _request(self, config: dict[str, Any], encryption: bool) -> KernelRequest:
+        """Return the kernelspec to write."""
+        language = self.language.lower()
+        name, display_name = _KNOWN.get(language, ("", ""))
+        request = KernelRequest(
+            name=self.kernel_name or name,
+            display_name=self.display_name or display_name,
+            config=config,
+            encryption=encryption,
+        )
+        if language == "python" and not self.kernel_argv:
+            return request
+        argv = tuple(shlex.split(self.kernel_argv)) if self.kernel_argv else R_COMMAND
+        return replace(
+            request,
+            argv=argv,
+            language="R" if language == "r" else self.language,
+            interrupt_mode=self.interrupt_mode,
+            debugger=False,
+        )
+
+    def _check_language(self) -> None:
+        """Refuse what would be a kernel that cannot start."""
+        if self.language.lower() not in _KNOWN:
+            for option in ("kernel_argv", "image", "kernel_name", "display_name"):
+                if not getattr(self, option):
+                    flag = option.removeprefix("kernel_").replace("_", "-")
+                    self._usage(f"--language {self.language} needs --{flag}")
+        try:
+            shlex.split(self.kernel_argv)
+        except ValueError as error:
+            self._usage(f"--argv cannot be taken apart into words: {error}")
 
     def _config(self) -> dict[str, Any]:
         """Return the provisioner's configuration: only what options name."""
@@ -157,6 +227,10 @@ class InstallApp(SandboxCommand):
         for name in ("image", "mem_limit", "workspace", "network"):
             if text := getattr(self, name):
                 config[name] = text
+        if self.language.lower() == "r":
+            config.setdefault("image", R_IMAGE)
+        if self.files is not None:
+            config["files"] = self.files
         for name in ("template", "project"):
             if text := getattr(self, name):
                 config[name] = str(self._folder(name, text))

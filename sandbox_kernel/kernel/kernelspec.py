@@ -38,6 +38,9 @@ DEFAULT_NAME = "sandbox-python"
 DEFAULT_DISPLAY_NAME = "Python 3 (sandbox)"
 COMMAND = ("/opt/sandbox-kernel/bin/sandboxed-ipykernel", "-f", "{connection_file}")
 
+R_COMMAND = ("/opt/sandbox-kernel/bin/sandboxed-irkernel", "{connection_file}")
+"""The command of the image that ``jupyter sandbox build --language r`` makes."""
+
 _LOGOS = ("logo-32x32.png", "logo-64x64.png", "logo-svg.svg")
 _NAME = re.compile(r"[a-z0-9._-]+", re.IGNORECASE)
 
@@ -54,12 +57,24 @@ class KernelRequest:
         Values for the provisioner's traits, only those that differ from its defaults.
     encryption
         Whether the kernel in the image can encrypt its channels.
+    argv
+        The kernel's command in the image; ``{connection_file}`` in one of its words is replaced.
+    language
+        Its language, as frontends call it.
+    interrupt_mode
+        ``message`` where the kernel understands interrupt requests, else ``signal``.
+    debugger
+        Whether the kernel has one.
     """
 
     name: str = DEFAULT_NAME
     display_name: str = DEFAULT_DISPLAY_NAME
     config: Mapping[str, Any] = field(default_factory=dict, repr=False)
     encryption: bool = True
+    argv: tuple[str, ...] = COMMAND
+    language: str = "python"
+    interrupt_mode: str = "message"
+    debugger: bool = True
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
@@ -73,11 +88,18 @@ class KernelRequest:
             raise SandboxSpecRejectedError(
                 "display_name", self.display_name, "is empty", "Give the name that people see."
             )
+        if not any("{connection_file}" in word for word in self.argv[1:]):
+            raise SandboxSpecRejectedError(
+                "argv",
+                list(self.argv),
+                "the kernel would not be told where to listen",
+                "Add the word {connection_file} where the kernel expects that file's name.",
+            )
 
     def document(self) -> dict[str, Any]:
         """Return the content of ``kernel.json``."""
         metadata: dict[str, Any] = {
-            "debugger": True,
+            "debugger": self.debugger,
             "kernel_provisioner": {
                 "provisioner_name": PROVISIONER,
                 "config": dict(self.config),
@@ -86,10 +108,10 @@ class KernelRequest:
         if self.encryption:
             metadata["supported_encryption"] = ["curve"]
         return {
-            "argv": list(COMMAND),
+            "argv": list(self.argv),
             "display_name": self.display_name,
-            "language": "python",
-            "interrupt_mode": "message",
+            "language": self.language,
+            "interrupt_mode": self.interrupt_mode,
             "env": {},
             "metadata": metadata,
         }
@@ -137,7 +159,7 @@ def install_kernelspec(
         source = Path(made)
         text = json.dumps(request.document(), indent=1) + "\n"
         (source / "kernel.json").write_text(text, encoding="utf-8")
-        for logo in _LOGOS:
+        for logo in _LOGOS if request.language == "python" else ():
             content = files("sandbox_kernel.kernel").joinpath("logos", logo).read_bytes()
             (source / logo).write_bytes(content)
         target = Path(manager._get_destination_dir(request.name.lower(), user=user, prefix=prefix))

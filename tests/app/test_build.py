@@ -52,6 +52,15 @@ def test_requirements_of_pip_are_accepted(value: str) -> None:
     assert BuildRequest(pip=(value,)).build_args()["EXTRA_PIP"] == value
 
 
+def test_languages_have_images_of_their_own() -> None:
+    """K2, E6"""
+    assert BuildRequest(language="r").name == "sandbox-kernel/r:latest"
+    assert BuildRequest(language="r").recipe() != BuildRequest().recipe()
+    for more in ({"pip": ("numpy",)}, {"target": "full"}):
+        with pytest.raises(SandboxSpecRejectedError, match="image for r"):
+            BuildRequest(language="r", **more)
+
+
 def test_the_recipe_tells_images_apart_but_not_base_images() -> None:
     """E6"""
     plain_one = BuildRequest().recipe()

@@ -40,6 +40,7 @@ def test_every_option_is_a_trait_of_the_provisioner(cli: CommandLine) -> None:
     written = config_of(
         cli, "--mem-limit=1G", "--cpu-limit=1", "--pids-limit=99", "--env=A=1", "--env-keep=B",
         "--workspace=notebook", "--network=internal", "--template=.", "--project=.",
+        "--files=none",
         NO_ENGINE, "--tlscert=c.pem", "--tlskey=k.pem", "--tlscacert=a.pem",
     )  # fmt: skip
     assert set(written) <= set(SandboxProvisioner.class_trait_names())
@@ -119,3 +120,45 @@ def test_status_finds_what_was_installed(cli: CommandLine, engines: Engines) -> 
     [kernel] = [check for check in checks if check["name"] == "kernel"]
     assert kernel["level"] == "ok"
     assert "sandbox-other" in kernel["text"]
+
+
+def spec_of(cli: CommandLine, *arguments: str) -> dict[str, Any]:
+    done = cli("install", "--json", f"--prefix={cli.prefix}", NO_ENGINE, *arguments)
+    assert done.code == 0, done.err
+    return dict(json.loads((Path(done.json()["folder"]) / "kernel.json").read_text()))
+
+
+def test_a_kernel_of_any_language_can_be_installed(cli: CommandLine) -> None:
+    """K2: with its command, its way of being interrupted, and no promise that is Python's."""
+    spec = spec_of(
+        cli, "--language=bash", "--name=sandbox-bash", "--display-name=Bash (sandbox)",
+        "--image=x:1", "--argv=bash-kernel 'a b' -f {connection_file}",
+    )  # fmt: skip
+    assert spec["argv"] == ["bash-kernel", "a b", "-f", "{connection_file}"]
+    assert (spec["language"], spec["display_name"]) == ("bash", "Bash (sandbox)")
+    assert (spec["interrupt_mode"], spec["metadata"]["debugger"]) == ("signal", False)
+    assert "supported_encryption" not in spec["metadata"]
+    spec = spec_of(cli, "--language=r", "--interrupt-mode=message")
+    assert (spec["language"], spec["display_name"]) == ("R", "R (sandbox)")
+    assert spec["interrupt_mode"] == "message"
+    assert spec["metadata"]["kernel_provisioner"]["config"]["image"] == "sandbox-kernel/r:latest"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--language=bash",), "--argv"),
+        (("--language=bash", "--argv=x {connection_file}"), "--image"),
+        (("--argv=x 'y",), "words"),
+        (("--argv=x",), "{connection_file}"),
+        (("--language=r", "--interrupt-mode=shout"), "interrupt_mode"),
+    ],
+)
+def test_a_kernel_that_could_not_start_is_not_installed(
+    cli: CommandLine, arguments: tuple[str, ...], said: str
+) -> None:
+    """K2"""
+    done = cli("install", f"--prefix={cli.prefix}", NO_ENGINE, *arguments)
+    assert done.code != 0
+    assert said in done.err
+    assert not list(cli.prefix.rglob("kernel.json"))

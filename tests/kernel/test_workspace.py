@@ -174,6 +174,22 @@ async def test_kernels_of_one_person_share_a_sandbox_and_end_one_by_one(
     clients[1].stop_channels()
 
 
+async def test_the_files_of_a_renamed_notebook_follow_its_kernel(
+    make_manager: MakeManager, user: str
+) -> None:
+    """K5: through a restart under the new name; a workspace is never exchanged below a kernel."""
+    manager = make_manager(workspace="notebook")
+    client = await start(manager, "/srv/old.ipynb")
+    await evaluate(client, "open('/workspace/kept', 'w').close()")
+    manager.update_env(env={"JPY_SESSION_NAME": "/srv/new.ipynb"})
+    await manager.restart_kernel(now=True)
+    await client.wait_for_ready(timeout=60)
+    assert await evaluate(client, READ) == ["kept"]
+    name = "import json, os\nprint(json.dumps(os.environ['JPY_SESSION_NAME']))"
+    assert await evaluate(client, name) == "new.ipynb"
+    client.stop_channels()
+
+
 async def test_a_kernelspec_reaches_all_that_a_sandbox_can_have(
     make_manager: MakeManager, user: str, tmp_path: Path, config_folder: Path, engines: Engines,
     run_labels: dict[str, str],

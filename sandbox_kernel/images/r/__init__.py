@@ -1,0 +1,1 @@
+"""The image for R kernels: a Dockerfile."""
