@@ -12,6 +12,7 @@ import asyncio
 import functools
 import os
 import re
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Coroutine, Mapping
@@ -43,7 +44,7 @@ from sandbox_kernel.kernel.process import KernelOrder
 from sandbox_kernel.kernel.record import KernelRecord, RecordFile
 from sandbox_kernel.kernel.session import KernelSession, kernel_address, kernel_ports
 from sandbox_kernel.kernel.wire import CHANNELS
-from sandbox_kernel.kernel.workspace import workspace_of
+from sandbox_kernel.kernel.workspace import NOTEBOOK, workspace_of
 from sandbox_kernel.kernel.zmtp import ZmtpLimits
 from sandbox_kernel.sandbox import labels as names
 from sandbox_kernel.sandbox.order import Order, settle
@@ -100,6 +101,7 @@ class SandboxProvisioner(KernelProvisionerBase, SandboxDefaults):  # type: ignor
         self._place = ("", ".")
         self._record: RecordFile | None = None
         self._beside: Beside | None = None
+        self._workspace: str | None = None
 
     @property
     def _manager(self) -> Any:
@@ -296,6 +298,7 @@ class SandboxProvisioner(KernelProvisionerBase, SandboxDefaults):  # type: ignor
         self._withdraw = thread.at_exit(self._close_at_exit)
         session.channels.beside = self._beside
         await session.launch(order, startup_timeout)
+        self._workspace = settled.spec.workspace
 
     def _prepare_connection(self, manager: Any, transport: str) -> None:
         """Choose the endpoints on this machine; a restart keeps them."""
@@ -388,12 +391,23 @@ class SandboxProvisioner(KernelProvisionerBase, SandboxDefaults):  # type: ignor
         }
         if order.settings["files"] == "snapshot":
             places = {**places, **_snapshot_of(folder, order)}
+        workspace = order.settings["workspace"]
+        kept = workspace_of(workspace, outer.get("JPY_SESSION_NAME", ""))
+        if workspace == NOTEBOOK and self._workspace not in {None, kept["workspace"]}:
+            # The notebook has another name by now, and its files stay with the kernel.
+            self.log.warning(
+                "The kernel goes on with the workspace of its notebook's former name. To have it "
+                "under the new one later: jupyter sandbox workspaces clone %s %s",
+                shlex.quote(str(self._workspace)),
+                shlex.quote(kept["workspace"]),
+            )
+            kept["workspace"] = self._workspace
         # The kernel gets its variables with its command, and a restart may change them.
         return replace(
             order,
             spec=replace(
                 spec,
-                **workspace_of(order.settings["workspace"], outer.get("JPY_SESSION_NAME", "")),
+                **kept,
                 **places,
                 environment={},
             ),
@@ -452,6 +466,7 @@ class SandboxProvisioner(KernelProvisionerBase, SandboxDefaults):  # type: ignor
 
     def _release_endpoints(self) -> None:
         self._ran_before = False
+        self._workspace = None
         record, self._record = self._record, None
         if record is not None:
             record.remove()
@@ -578,6 +593,7 @@ class SandboxProvisioner(KernelProvisionerBase, SandboxDefaults):  # type: ignor
             timeout=settled.settings["startup_timeout"],
         )
         self._withdraw = thread.at_exit(self._close_at_exit)
+        self._workspace = self._session.sandbox.spec.workspace
 
     def _known(self) -> KernelRecord | None:
         """Return what there is to know of the kernel that runs."""

@@ -151,6 +151,32 @@ async def test_a_notebooks_workspace_is_found_again_by_path_and_person(
         remove_leftovers(engines, f"{labels.OWNER}={other}")
 
 
+async def test_a_kernel_keeps_its_workspace_when_its_notebook_is_renamed(
+    make_manager: MakeManager, user: str, engines: Engines, caplog: pytest.LogCaptureFixture
+) -> None:
+    """K5, K3: at a restart, in the same sandbox or a new one; how to go on later is said."""
+    manager = make_manager(workspace="notebook")
+    client = await start(manager, "/srv/a/n.ipynb")
+    await evaluate(client, "open('/workspace/kept', 'w').close()")
+    # As a server does when a notebook is renamed.
+    manager.update_env(env={"JPY_SESSION_NAME": "/srv/a/it's m.ipynb"})
+    [container] = engines.api.containers(f"{labels.OWNER}={user}")
+    await manager.restart_kernel(now=True)
+    await client.wait_for_ready(timeout=60)
+    assert await evaluate(client, READ) == ["kept"]
+    told = "import json, os\nprint(json.dumps(os.environ['JPY_SESSION_NAME']))"
+    assert await evaluate(client, told) == "it's m.ipynb"
+    said = "clone notebook:/srv/a/n.ipynb 'notebook:/srv/a/it'\"'\"'s m.ipynb'"
+    assert said in caplog.text
+    engines.api.remove(container["Id"])
+    await manager.restart_kernel(now=True)
+    await client.wait_for_ready(timeout=60)
+    [another] = engines.api.containers(f"{labels.OWNER}={user}")
+    assert another["Id"] != container["Id"]
+    assert await evaluate(client, READ) == ["kept"]
+    client.stop_channels()
+
+
 async def test_kernels_of_one_person_share_a_sandbox_and_end_one_by_one(
     make_manager: MakeManager, user: str, engines: Engines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,22 +198,6 @@ async def test_kernels_of_one_person_share_a_sandbox_and_end_one_by_one(
     [still] = engines.api.containers(f"{labels.OWNER}={user}")
     assert still["Id"] == container["Id"]
     clients[1].stop_channels()
-
-
-async def test_the_files_of_a_renamed_notebook_follow_its_kernel(
-    make_manager: MakeManager, user: str
-) -> None:
-    """K5: through a restart under the new name; a workspace is never exchanged below a kernel."""
-    manager = make_manager(workspace="notebook")
-    client = await start(manager, "/srv/old.ipynb")
-    await evaluate(client, "open('/workspace/kept', 'w').close()")
-    manager.update_env(env={"JPY_SESSION_NAME": "/srv/new.ipynb"})
-    await manager.restart_kernel(now=True)
-    await client.wait_for_ready(timeout=60)
-    assert await evaluate(client, READ) == ["kept"]
-    name = "import json, os\nprint(json.dumps(os.environ['JPY_SESSION_NAME']))"
-    assert await evaluate(client, name) == "new.ipynb"
-    client.stop_channels()
 
 
 async def test_a_kernelspec_reaches_all_that_a_sandbox_can_have(
