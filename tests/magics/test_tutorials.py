@@ -18,6 +18,7 @@ NOTEBOOKS = (
     "persistent_workspace",
     "background_runs",
     "network_consent",
+    "files_beside_the_notebook",
 )
 
 
