@@ -481,3 +481,26 @@ def test_a_policy_can_be_said_in_words() -> None:
         if getattr(document, name) != getattr(plain, name)
     }
     assert set(said) - {"mem_limit"} == different - {"caps"}
+
+
+@pytest.mark.parametrize("pattern", ["r.example.org/courses/**:*", "r.example.org/*/*:*", "**"])
+@pytest.mark.parametrize(
+    "image",
+    [
+        "r.example.org/courses/../../other:1",
+        "r.example.org/courses/../../0123456789ab",
+        "r.example.org/./courses:1",
+        "r.example.org/courses//x:1",
+        "../other:1",
+    ],
+)
+def test_a_name_that_leads_elsewhere_as_an_address_is_no_image(pattern: str, image: str) -> None:
+    """A1: an engine's address would be shortened, and another image be found."""
+    assert "image" in str(refusal(policy(images=[pattern]), image=image))
+
+
+@pytest.mark.parametrize("pattern", ["a/../b", "a//b", "a/.b:1", "a/"])
+def test_a_pattern_that_no_name_can_meet_is_refused(pattern: str) -> None:
+    """A1."""
+    with pytest.raises(SandboxSpecRejectedError, match="images"):
+        policy(images=[pattern])

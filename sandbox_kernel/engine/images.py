@@ -36,6 +36,7 @@ from sandbox_kernel.errors import (
     SandboxBuildError,
     SandboxDiskFullError,
     SandboxEngineError,
+    SandboxSpecRejectedError,
 )
 
 __all__ = [
@@ -64,6 +65,7 @@ BUILD_SILENCE: Final = 1800.0
 
 _LAST_LINES = 20
 _CHUNK = 256 * 1024
+_NO_NAME = re.compile(r"(?:^|/)(?:[./]|$)")
 _STEP = re.compile(r"^Step (\d+)/(\d+) : (.*)", re.DOTALL)
 _PASSWORD = re.compile(r"(?<=://)[^/\s@]+@")
 
@@ -115,7 +117,7 @@ async def image_present(engine: Engine, ref: str) -> ImageInfo | None:
     """Return the image if the engine has it."""
     async with engine.call("inspect the image", Subject("image", ref)) as docker:
         try:
-            data = await docker._query_json(f"images/{ref}/json")
+            data = await docker._query_json(f"images/{_in_address(ref)}/json")
         except DockerError as error:
             if error.status == 404:
                 return None
@@ -385,10 +387,21 @@ async def remove_image(engine: Engine, ref: str, *, force: bool = False) -> None
     """
     async with engine.call("remove the image", Subject("image", ref), timeout=120.0) as docker:
         try:
-            await docker._query_json(f"images/{ref}", "DELETE", params={"force": int(force)})
+            await docker._query_json(
+                f"images/{_in_address(ref)}", "DELETE", params={"force": int(force)}
+            )
         except DockerError as error:
             if error.status != 404:
                 raise
+
+
+def _in_address(ref: str) -> str:
+    """Return a name that can stand in an address as it is, where ``..`` would lead elsewhere."""
+    if not ref or _NO_NAME.search(ref):
+        raise SandboxSpecRejectedError(
+            "image", ref[:80], "this is not the name of an image", "Name an image."
+        )
+    return ref
 
 
 # -- one conversation: a request that is answered by a stream of JSON lines --------------------

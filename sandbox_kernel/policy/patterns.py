@@ -32,7 +32,10 @@ ANY_IMAGE: Final = "**"
 
 _DIGEST = re.compile(r"[a-z0-9+._-]+:[0-9a-fA-F]{32,128}")
 _IMAGE_ID = re.compile(r"(sha256:)?[0-9a-f]{1,64}")
-_IMAGE_TEXT = re.compile(r"[A-Za-z0-9*][A-Za-z0-9._:/@+*-]{0,511}")
+_IMAGE_TEXT = re.compile(r"(?!.*/(?:[./]|$))[A-Za-z0-9*][A-Za-z0-9._:/@+*-]{0,511}")
+_NO_NAME = re.compile(r"(?:^|/)(?:[./]|$)")
+"""A part that is empty or begins with a dot: whoever follows that as a path ends elsewhere."""
+
 _HUBS = (
     *("docker.io/library/", "index.docker.io/library/", "docker.io/", "index.docker.io/"),
     "library/",
@@ -90,6 +93,8 @@ def image_matches(pattern: str, image: str) -> bool:
     engine ignores a tag. One that is named by its id can be any image of the engine, and only
     the id itself or ``**`` allows it.
     """
+    if _NO_NAME.search(image):
+        return False
     if pattern == ANY_IMAGE:
         return True
     if _IMAGE_ID.fullmatch(image):

@@ -55,7 +55,8 @@ _SMALLEST_MEMORY: Final = 64 * MIB
 _SMALLEST_PIDS: Final = 32
 _MACHINES: Final = frozenset({"x86_64", "amd64", "aarch64", "arm64"})
 
-_IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,511}")
+# No part of a path is empty or begins with a dot: in an address that would be another image.
+_IMAGE = re.compile(r"(?!.*/(?:[./]|$))[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,511}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _WORD = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{0,62}")
 _VOLUME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{1,254}")

@@ -60,6 +60,8 @@ def test_what_is_no_amount_of_memory_is_refused_by_name(text: Any) -> None:
     ("setting", "value"),
     [
         ("image", ""), ("image", "-v"), ("image", "a b"), ("image", "a\nb"), ("image", None),
+        ("image", "a/../b"), ("image", "a/../../b:1"), ("image", "a/./b"), ("image", "a//b"),
+        ("image", "a/"), ("image", "a/.b"), ("image", "r.example.org/x/../../sha256:ab"),
         ("network", "host"), ("network", "bridge"), ("network", "container:x"), ("network", ""),
         ("cpu_limit", 0), ("cpu_limit", -1), ("cpu_limit", float("nan")), ("cpu_limit", "2"),
         ("cpu_limit", True), ("cpu_limit", float("inf")),
