@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import grp
 import json
 import os
 import shutil
@@ -100,6 +101,21 @@ def test_what_a_group_can_write_does_not_bind(tmp_path: Path) -> None:
     os.chown(path, 0, SOMEBODY)
     path.chmod(0o664)
     assert not load_policy([tmp_path / "a"], SOMEBODY).documents[0].binding
+
+
+@needs_root
+def test_what_a_group_with_a_third_person_in_it_can_write_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A1: they could change it at any time; the groups of this machine are not changed for that."""
+    path = write(tmp_path / "a")
+    os.chown(path, 0, SOMEBODY)
+    path.chmod(0o664)
+    entry = grp.struct_group(("lab", "x", SOMEBODY, ["mallory"]))
+    monkeypatch.setattr("grp.getgrgid", lambda gid: entry)
+    said = refusal(tmp_path / "a", uid=SOMEBODY)
+    assert "mallory" in said
+    assert f"chmod g-w {path}" in said
 
 
 @needs_root

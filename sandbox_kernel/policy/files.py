@@ -8,6 +8,7 @@ obeyed, but that person can take it away again.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
@@ -118,10 +119,31 @@ def _trust(path: Path, uid: int) -> bool:
             _distrust(path, part, f"belongs to another user (uid {status.st_uid})", "chown root")
         if status.st_mode & stat.S_IWOTH and not shielded:
             _distrust(path, part, "can be written by everyone", "chmod o-w")
-        by_group = status.st_mode & stat.S_IWGRP and status.st_gid != 0 and not shielded
+        by_group = bool(status.st_mode & stat.S_IWGRP and status.st_gid != 0 and not shielded)
+        if by_group and (other := _another_member(status.st_gid, {0, uid, status.st_uid})):
+            who = f"can be written by a group that {other} is in (gid {status.st_gid})"
+            _distrust(path, part, who, "chmod g-w")
         if status.st_uid != 0 or by_group:
             binding = False
     return binding
+
+
+def _another_member(gid: int, known: set[int]) -> str:
+    """Return somebody who is in a group besides those users; empty where nobody is known to be."""
+    import grp
+    import pwd
+
+    with contextlib.suppress(KeyError):
+        for name in grp.getgrgid(gid).gr_mem:
+            try:
+                if pwd.getpwnam(name).pw_uid in known:
+                    continue
+            except KeyError:
+                pass  # whoever that is
+            return name
+    return next(
+        (u.pw_name for u in pwd.getpwall() if u.pw_gid == gid and u.pw_uid not in known), ""
+    )
 
 
 def _distrust(path: Path, part: Path, why: str, remedy: str) -> None:
