@@ -65,6 +65,7 @@ _LARGEST_TERMINAL: Final = 10_000
 _LARGEST_SIGNAL: Final = 64
 _AFTER_STOP: Final = 4.0
 _STATUS_PATIENCE: Final = 2.0
+_BACK_PATIENCE: Final = 1.0
 _ENGINE_TIMEOUT: Final = 5.0
 _RECORD_PATIENCE: Final = 1.5
 _FIRST_POLL, _LAST_POLL = 0.02, 0.3
@@ -330,12 +331,34 @@ class Process:
         return CommandStartError(f"The command did not start within {START_TIMEOUT:g} s")
 
     def _own(self, work: Coroutine[Any, Any, None]) -> None:
-        self._tasks.add(asyncio.create_task(work, name="process-watch"))
+        task = asyncio.create_task(work, name="process-watch")
+        self._tasks.add(task)
+        task.add_done_callback(self._heed)
+
+    def _heed(self, task: asyncio.Task[None]) -> None:
+        """See to it that nobody waits for ever for what a task of ours should have done."""
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        log.error("watching a command in %s failed", self._container_id[:12], exc_info=error)
+        unknown = _lost(f"Watching the command failed: {type(error).__name__}: {error}", error)
+        self._intake.refuse(unknown)
+        self._end(unknown)
+
+    async def _can_stop(self) -> bool:
+        """Whether a stop has anybody to ask: the engine, if it was silent, answers again."""
+        if not self._silent:
+            return True
+        try:
+            async with asyncio.timeout(_BACK_PATIENCE):
+                await self._engine.ping()
+        except (SandboxError, TimeoutError):
+            return False
+        return True
 
     async def _abandon(self, error: BaseException) -> None:
         """End what a failed start has left; without "go" nothing of the command can run."""
         if self._stream is not None and not self._drained.is_set():
-            if self.identity is not None and not self._silent:
+            if self.identity is not None and await self._can_stop():
                 await self._stop_noting(error, "all")
             elif self._kind == "terminal":
                 # The end of a connection is not the end of a terminal's input.
@@ -542,11 +565,12 @@ class Process:
         """End the command's stdin; its output goes on. On a terminal this types Ctrl-D."""
         if self._input_ended or self._stream is None or self._stream.closed:
             return
+        # Before it is done: whoever gives up waiting for that has ended it all the same.
+        self._input_ended = True
         if self._kind == "terminal":
             await self._stream.write(_END_OF_TERMINAL_INPUT)
         else:
             await self._stream.end_input()
-        self._input_ended = True
 
     async def resize(self, rows: int, cols: int) -> None:
         """Give the command's terminal another size, of which the command is told."""
@@ -723,8 +747,8 @@ class Process:
 
     async def _stop_noting(
         self, error: BaseException, mode: Literal["command", "all"] = "command"
-    ) -> None:
-        """Stop because of another error, which stays the error (W20)."""
+    ) -> SandboxError | None:
+        """Stop because of another error, which stays the error (W20); return why that failed."""
         try:
             report = await self._stop(mode)
         except SandboxError as failure:
@@ -732,12 +756,13 @@ class Process:
             error.add_note(f"the stop failed: {failure}")
             for note in getattr(failure, "__notes__", ()):
                 error.add_note(note)
-            return
+            return failure
         if report.found in ("swept", "container"):
             what = "the sandbox" if report.found == "container" else "everything of its user"
             error.add_note(f"the command could not be stopped alone: {what} was ended")
         for line in report.left:
             error.add_note(f"the stop reported: {line}")
+        return None
 
     # -- timeouts and limits ------------------------------------------------------------------
 
@@ -767,8 +792,10 @@ class Process:
         if self._ended.is_set() or self._ending is not None:
             return
         self._ending = reason
-        notes = await self._end_because()
-        error = CommandTimeoutError(seconds, self.counts[1], self.counts[2], reason)
+        failure, notes = await self._end_because()
+        error = CommandTimeoutError(
+            seconds, self.counts[1], self.counts[2], reason, stopped=failure is None
+        )
         for note in notes:
             error.add_note(note)
         self._end(error)
@@ -781,22 +808,29 @@ class Process:
             self._own(self._end_full(why))
 
     async def _end_full(self, why: str) -> None:
-        notes = await self._end_because()
-        error = CommandOutputError(f"The command was stopped: {why}")
+        failure, notes = await self._end_because()
+        what = "was stopped" if failure is None else "could not be stopped"
+        error = CommandOutputError(f"The command {what}: {why}")
         for note in notes:
             error.add_note(note)
         self._end(error)
 
-    async def _end_because(self) -> list[str]:
-        """Stop the command, let the output come to its end, and return what is to be noted."""
+    async def _end_because(self) -> tuple[SandboxError | None, list[str]]:
+        """Stop the command and let the output come to its end.
+
+        Returns
+        -------
+        tuple
+            Why the stop failed, if it did, and what is to be noted.
+        """
         noted = SandboxError()
-        await self._stop_noting(noted)
+        failure = await self._stop_noting(noted)
         try:
             async with asyncio.timeout(_AFTER_STOP):
                 await self._drained.wait()
         except TimeoutError:
             noted.add_note("the output had not ended: the counts may miss some")
-        return list(getattr(noted, "__notes__", ()))
+        return failure, list(getattr(noted, "__notes__", ()))
 
     # -- its end ------------------------------------------------------------------------------
 
@@ -895,11 +929,16 @@ class Process:
         await _finish(self._leave(error))
 
     async def _leave(self, error: BaseException | None) -> None:
-        unknown = isinstance(self._error, CommandUnknownError)
-        if (unknown or not self._ended.is_set()) and not self._silent:
-            await self._stop_noting(error or SandboxError(), "all")
-        await self._let_go()
-        self._sink.close()
+        unknown, failure = isinstance(self._error, CommandUnknownError), None
+        try:
+            if (unknown or not self._ended.is_set()) and await self._can_stop():
+                failure = await self._stop_noting(error or SandboxError(), "all")
+        finally:
+            await self._let_go()
+            self._sink.close()
+        if error is None and isinstance(failure, SandboxPausedError):
+            # Nothing else tells that the program will go on.
+            raise failure
 
 
 def _check_size(size: tuple[int, int]) -> None:

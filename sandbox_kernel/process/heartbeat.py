@@ -39,14 +39,12 @@ class Heartbeat:
 
     @classmethod
     def of(cls, engine: Engine) -> Heartbeat:
-        """Return the heartbeat of an engine."""
-        found = cls._all.get(engine)
-        if found is None:
-            found = cls._all[engine] = cls(engine)
-        return found
+        """Return the heartbeat of an engine; it is kept from the first listener to the last."""
+        return cls._all.get(engine) or cls(engine)
 
     def join(self, listener: Listener) -> None:
         """Tell a listener when the engine has gone silent, until it leaves."""
+        self._all.setdefault(self._engine, self)
         self._listeners.append(listener)
         if self._task is None:
             self._task = asyncio.create_task(self._listen(), name="engine-heartbeat")
@@ -57,7 +55,8 @@ class Heartbeat:
             self._listeners.remove(listener)
         if not self._listeners and self._task is not None:
             task, self._task = self._task, None
-            self._all.pop(self._engine, None)
+            if self._all.get(self._engine) is self:
+                del self._all[self._engine]
             task.cancel()
             await asyncio.wait({task})
 

@@ -97,9 +97,14 @@ class Spool:
         size = len(chunk.data)
         if self._index or self._size + size > self._memory:
             if self._file is None:
-                self._file = tempfile.TemporaryFile(prefix="sandbox-kernel-")  # noqa: SIM115
+                # Without a buffer: a disk that is full is told here, and spoils nothing before.
+                self._file = tempfile.TemporaryFile(  # noqa: SIM115
+                    prefix="sandbox-kernel-", buffering=0
+                )
             self._file.seek(self._written)
-            self._file.write(chunk.data)
+            left = memoryview(chunk.data)
+            while left:
+                left = left[self._file.write(left) :]
             self._index.append((chunk.stream, self._written, size))
             self._written += size
         else:

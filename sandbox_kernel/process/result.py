@@ -147,6 +147,8 @@ class CommandTimeoutError(CommandError, SandboxExecTimeoutError):
         What it had written.
     reason
         Which of the two it was.
+    stopped
+        Whether it was stopped; where not, a note says why.
     """
 
     def __init__(
@@ -155,6 +157,8 @@ class CommandTimeoutError(CommandError, SandboxExecTimeoutError):
         stdout_bytes: int,
         stderr_bytes: int,
         reason: Literal["timeout", "idle-timeout"] = "timeout",
+        *,
+        stopped: bool = True,
     ) -> None:
         self.timeout = timeout
         self.stdout_bytes = stdout_bytes
@@ -165,8 +169,9 @@ class CommandTimeoutError(CommandError, SandboxExecTimeoutError):
             if reason == "timeout"
             else f"had written nothing for {timeout:g} s"
         )
+        then = "was stopped" if stopped else "could not be stopped"
         super().__init__(
-            f"The command {what} and was stopped; it had written "
+            f"The command {what} and {then}; it had written "
             f"{stdout_bytes} bytes to stdout and {stderr_bytes} to stderr"
         )
 

@@ -263,8 +263,16 @@ async def _say(
         raise _noting(late, said.decode("utf-8", "replace")) from error
     text = said.decode("utf-8", "replace")
     # A container that ends takes its execs along, which then say nothing.
-    async with asyncio.timeout(_ENGINE_TIMEOUT):
-        state = (await engine.inspect_container(container_id))["State"]
+    try:
+        async with asyncio.timeout(_ENGINE_TIMEOUT):
+            state = (await engine.inspect_container(container_id))["State"]
+    except TimeoutError as error:
+        if isinstance(error, SandboxError):
+            raise
+        late = SandboxEngineTimeoutError(
+            f"The engine did not say within {_ENGINE_TIMEOUT:g} s what became of the sandbox"
+        )
+        raise _noting(late, text) from error
     if not state.get("Running"):
         raise SandboxGoneError("The sandbox ended while the command was being stopped")
     failed = SandboxError("The stop failed, so that the command may still be running")

@@ -7,10 +7,11 @@ import contextlib
 import signal
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from sandbox_kernel.engine.client import Engine
+from sandbox_kernel.engine.client import ByteStream, Engine
 from sandbox_kernel.errors import (
     SandboxEngineError,
     SandboxError,
@@ -285,8 +286,92 @@ async def test_a_timeout_stays_one_when_its_stop_fails(sandbox: LiveSandbox) -> 
         assert "the stop failed" in notes
         assert "paused" in notes
         assert "may miss some" in notes
+        assert "could not be stopped" in str(raised.value)
         await process.kill()
     assert await commands(sandbox) == []
+
+
+async def test_leaving_a_program_that_a_pause_keeps_alive_says_so(sandbox: LiveSandbox) -> None:
+    """W15, W18: and whatever else went wrong is not hidden by that."""
+
+    async def leave(error: BaseException | None) -> None:
+        async with await shell(sandbox, "echo up; exec sleep 7512") as process:
+            await until_up(process)
+            await pause(sandbox)
+            if error is not None:
+                raise error
+
+    for error in (None, ZeroDivisionError()):
+        try:
+            with pytest.raises(type(error) if error else SandboxPausedError):
+                await leave(error)
+        finally:
+            await sandbox.engine.unpause_container(sandbox.id)
+        await sweep(sandbox.engine, sandbox.id, user=USER)
+    assert await commands(sandbox) == []
+
+
+async def test_a_stop_that_hears_nothing_in_time_leaves_nobody_waiting(
+    sandbox: LiveSandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """W19, W20, W23: the stop gives no last word, and the engine is slow to say why."""
+    monkeypatch.setattr("sandbox_kernel.process.stop._text", lambda name: ":")
+    monkeypatch.setattr("sandbox_kernel.process.stop._ENGINE_TIMEOUT", 0.2)
+    inspect = Engine.inspect_container
+
+    async def slow(self: Engine, container_id: str) -> dict[str, Any]:
+        await asyncio.sleep(1)
+        return await inspect(self, container_id)
+
+    monkeypatch.setattr(Engine, "inspect_container", slow)
+    async with asyncio.timeout(2 * PATIENCE):
+        with pytest.raises(SandboxExecTimeoutError, match="could not be stopped"):
+            await run(sandbox.engine, sandbox.id, ["sleep", "7513"], user=USER, timeout=1)
+    monkeypatch.undo()
+    await sweep(sandbox.engine, sandbox.id, user=USER)
+
+
+async def test_a_fault_of_our_own_ends_a_command_for_whoever_waits(
+    sandbox: LiveSandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """W23."""
+
+    async def broken(self: Process) -> None:
+        raise ZeroDivisionError("a fault")
+
+    monkeypatch.setattr(Process, "_end_because", broken)
+    async with await shell(sandbox, "echo up; exec sleep 7514", timeout=1) as process:
+        async with asyncio.timeout(PATIENCE):
+            with pytest.raises(CommandUnknownError, match="ZeroDivisionError: a fault"):
+                await process.wait()
+        monkeypatch.undo()
+    assert await commands(sandbox) == []
+
+
+async def test_an_engine_that_is_back_is_asked_to_stop_what_is_left(sandbox: LiveSandbox) -> None:
+    """W15, W23: one silence does not leave a program behind."""
+    async with await shell(sandbox, "echo up; exec sleep 7515") as process:
+        await until_up(process)
+        process._lose("it was silent for a while")
+        await lost(process)
+    assert await commands(sandbox) == []
+
+
+async def test_input_whose_end_was_given_up_has_ended(
+    sandbox: LiveSandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """W8: with an error of ours."""
+
+    async def never(self: ByteStream) -> None:
+        await asyncio.Event().wait()
+
+    async with await shell(sandbox, "echo up; exec sleep 7516") as process:
+        await until_up(process)
+        monkeypatch.setattr(ByteStream, "end_input", never)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(process.end_input(), 0.2)
+        with pytest.raises(SandboxError, match="has been ended"):
+            await process.write(b"x")
 
 
 # -- an engine of one's own -------------------------------------------------------------------

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import resource
+import signal
+from typing import cast
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sandbox_kernel.engine.client import Engine
+from sandbox_kernel.process.heartbeat import Heartbeat
 from sandbox_kernel.process.output import Capture, Reports, Spool
 from sandbox_kernel.process.result import Chunk
 
@@ -67,3 +74,33 @@ def test_a_capture_keeps_both_ends_and_marks_the_cut(parts: list[bytes], limit: 
         assert capture.value().startswith(whole[:half])
         assert capture.value().endswith(whole[-half:])
         assert f"{len(whole) - 2 * half} bytes cut".encode() in capture.value()
+
+
+async def test_a_disk_that_is_full_spoils_nothing_that_was_taken_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """W10, W16: the error is told by `put`, and all that it had taken can be read."""
+    spool = Spool(memory=10)
+    spool.put(Chunk(1, b"in memory."))
+    spool.put(Chunk(1, b"on disk"))
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8192, limit[1]))
+    try:
+        spool.put(Chunk(2, bytes(4096)))
+        with pytest.raises(OSError, match="too large"):
+            spool.put(Chunk(2, bytes(8192)))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        signal.signal(signal.SIGXFSZ, ignored)
+    spool.end()
+    got = [await spool.get() for _ in range(4)]
+    assert got == [Chunk(1, b"in memory."), Chunk(1, b"on disk"), Chunk(2, bytes(4096)), None]
+    spool.close()
+
+
+async def test_engines_of_commands_that_were_never_watched_are_not_kept() -> None:
+    """W24."""
+    engine = cast(Engine, object())
+    assert Heartbeat.of(engine) is not None
+    assert engine not in Heartbeat._all
