@@ -16,7 +16,7 @@ from typing import Any, Final
 from sandbox_kernel.errors import SandboxError
 from sandbox_kernel.sandbox.container import WORKSPACE
 
-__all__ = ["COUNT", "exceeded", "volume_size"]
+__all__ = ["COUNT", "COUNT_TIMEOUT", "exceeded", "volume_size"]
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +27,10 @@ _PERIOD: Final = 20.0
 _PART: Final = 20
 """Counting takes at most this part of the time."""
 
-_BOUND: Final = 120.0
+COUNT_TIMEOUT: Final = 30.0
+"""Seconds after which a count from inside is given up: code can stop it, too."""
+
+_BOUND: Final = 180.0
 
 
 async def exceeded(measure: Callable[[], Awaitable[int | None]], limit: int) -> int:
@@ -55,7 +58,7 @@ async def exceeded(measure: Callable[[], Awaitable[int | None]], limit: int) -> 
             log.log(
                 logging.DEBUG if said else logging.WARNING,
                 "a workspace could not be measured: %s",
-                error or f"not done within {_BOUND:g} s",
+                str(error) or f"not done within {_BOUND:g} s",
             )
             said = True
         took = time.monotonic() - began

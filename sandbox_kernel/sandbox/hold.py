@@ -86,6 +86,7 @@ class Hold:
         self._lease: LeaseHolder | None = None
         self._attached = asyncio.Event()
         self._watcher: asyncio.Task[None] | None = None
+        self._event: asyncio.Future[Event] | None = None
 
     # -- beginning and ending -----------------------------------------------------------------
 
@@ -205,25 +206,48 @@ class Hold:
                 # Whoever waits for the end must not wait for ever.
                 log.exception("sandbox %s can no longer be watched", self._short_id)
                 self.end(EndReason("engine-lost", None, f"Watching the sandbox failed: {error}"))
+            finally:
+                if self._event is not None:
+                    self._event.cancel()
+                    await asyncio.wait({self._event})
 
     async def _next_news(self, events: Watch) -> None:
         """Wait for an event or for trouble with the lease, and deal with it."""
-        event = asyncio.ensure_future(events.get())
+        event = self._next_event(events)
         trouble = asyncio.ensure_future(self._next_trouble())
         try:
-            await asyncio.wait({event, trouble}, return_when=asyncio.FIRST_COMPLETED)
+            first: set[asyncio.Future[Any]] = {event, trouble}
+            await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
             if not event.done():
                 # The stream ends with the container, and its event, which says more, may be
                 # a moment behind.
                 await asyncio.wait({event}, timeout=_EVENT_PATIENCE)
-            if event.done() and self._hear(event.result()):
-                await self._look()
+            if event.done() and self._take(event):
+                await self._look(events)
             if trouble.done() and not self.ended.done():
-                await self._face(trouble.result())
+                await self._face(trouble.result(), events)
         finally:
-            for task in (event, trouble):
-                task.cancel()
-            await asyncio.wait({event, trouble})
+            trouble.cancel()
+            await asyncio.wait({trouble})
+
+    def _next_event(self, events: Watch) -> asyncio.Future[Event]:
+        # Kept while trouble is dealt with, which can take minutes: what comes then must be heard.
+        if self._event is None:
+            self._event = asyncio.ensure_future(events.get())
+        return self._event
+
+    def _take(self, event: asyncio.Future[Event]) -> bool:
+        self._event = None
+        return self._hear(event.result())
+
+    async def _catch_up(self, events: Watch) -> None:
+        """Hear what has been reported meanwhile."""
+        while not self.ended.done():
+            event = self._next_event(events)
+            await asyncio.wait({event}, timeout=_EVENT_PATIENCE)
+            if not event.done():
+                return
+            self._take(event)
 
     async def _next_trouble(self) -> Trouble:
         await self._attached.wait()
@@ -249,34 +273,37 @@ class Hold:
             return True
         return False
 
-    async def _face(self, trouble: Trouble) -> None:
+    async def _face(self, trouble: Trouble, events: Watch) -> None:
         """Deal with what is wrong with the lease."""
         if trouble == "taken":
             self._taken()
         elif trouble == "lost":
-            await self._rejoin()
+            await self._rejoin(events)
         elif trouble == "silent":
-            await self._look()
+            await self._look(events)
         elif self._spec.is_shared:
-            await self._come_back()
+            await self._come_back(events)
         else:
-            await self._look()
+            await self._look(events)
 
-    async def _look(self) -> None:
+    async def _look(self, events: Watch) -> None:
         """Ask the engine whether the sandbox still runs."""
         try:
-            await self._ask()
+            await self._ask(events)
         except (SandboxUnavailableError, SandboxEngineError, TimeoutError) as error:
             if self._spec.is_shared:
                 return  # the stream will end too, or not
-            text = f"The connection to the engine broke: {error or 'it gives no answer'}"
+            text = f"The connection to the engine broke: {str(error) or 'it gives no answer'}"
             self.end(EndReason("engine-lost", None, text))
 
-    async def _ask(self) -> None:
+    async def _ask(self, events: Watch | None = None) -> None:
         try:
             async with asyncio.timeout(_LOOK_TIMEOUT):
                 state: dict[str, Any] = (await self._engine.inspect_container(self._id))["State"]
         except SandboxGoneError:
+            if events is not None:
+                # Why it ended says more than that it is gone.
+                await self._catch_up(events)
             self.end(self._gone())
             return
         self.paused = bool(state.get("Paused"))
@@ -293,14 +320,14 @@ class Hold:
             return EndReason("removed", None, text)
         return EndReason("removed", None, "The sandbox is gone: the engine no longer knows it.")
 
-    async def _rejoin(self) -> None:
+    async def _rejoin(self, events: Watch) -> None:
         """Become a holder again after having counted as dead, as after a suspended machine."""
         try:
             await self._join_again()
             log.info("sandbox %s: held again after a silence", self._short_id)
         except SandboxError as error:
             log.debug("sandbox %s: cannot be held again yet: %s", self._short_id, error)
-            await self._look()
+            await self._look(events)
 
     async def _join_again(self) -> None:
         try:
@@ -311,14 +338,14 @@ class Hold:
         if self._alone and state.holders == 1:
             await self.lease.join(START_TIMEOUT, alone=True)
 
-    async def _come_back(self) -> None:
+    async def _come_back(self, events: Watch) -> None:
         """Hold on over a new stream, for as long as the sandbox can be there without a holder."""
         began = time.monotonic()
         longest = lease_seconds(self._spec) + grace_seconds(self._spec) + START_TIMEOUT
         delay = _FIRST_DELAY
         while not self.ended.done():
             try:
-                await self._ask()
+                await self._ask(events)
                 if self.paused:
                     began = time.monotonic()  # it does not tick, and cannot be attached to
                 elif not self.ended.done():
@@ -328,7 +355,8 @@ class Hold:
                     return
             except (SandboxError, TimeoutError) as error:
                 if time.monotonic() - began > longest:
-                    text = f"The connection to the engine broke: {error or 'it gives no answer'}"
+                    why = str(error) or "it gives no answer"
+                    text = f"The connection to the engine broke: {why}"
                     self.end(EndReason("engine-lost", None, text))
             await asyncio.sleep(delay)
             delay = min(delay * 2, _LAST_DELAY)

@@ -39,7 +39,11 @@ class Opening(Generic[T]):
         if self._made is not None:
             raise RuntimeError("this has been entered already; make another one")
         self._made = await self.open()
-        await self._made.__aenter__()
+        try:
+            await self._made.__aenter__()
+        except BaseException as error:
+            await self._made.__aexit__(type(error), error, error.__traceback__)
+            raise
         return self._made
 
     async def __aexit__(

@@ -191,6 +191,8 @@ def judge_found(spec: SandboxSpec, limits: Limits) -> None:
         "disk_limit": limits.disk or never,
         "disk_soft_limit": spec.disk_soft_limit or never,
         "project_limit": limits.project or None,
+        # Nobody remembers what a workspace began with.
+        "template_limit": None,
         "idle_ttl": spec.idle_ttl or never,
         "max_lifetime": spec.max_lifetime or never,
         "runtime": limits.runtime or None,

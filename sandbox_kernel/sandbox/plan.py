@@ -183,8 +183,6 @@ async def make_plan(
         await gate(network)
     workspace, is_new = None, True
     if spec.workspace is not None:
-        name = workspace_name(spec.prefix, owner, spec.workspace)
-        is_new = await engine.inspect_volume(name) is None
         made = await ensure_workspace(
             engine,
             prefix=spec.prefix,
@@ -195,6 +193,7 @@ async def make_plan(
             # The mark of a helper is that of a container, and a workspace outlives it.
             extra={n: text for n, text in extra_labels.items() if n != names.HELPER},
         )
+        is_new = made.is_new
         workspace = VolumeMount(made.name, made.labels, quota_options(limits.disk))
     return Plan(engine, spec, owner, image, limits, labels, network, workspace, quota, info, is_new)
 

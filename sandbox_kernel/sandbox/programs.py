@@ -15,8 +15,3 @@ def program_text(name: str) -> str:
 def workspace_program(verb: str, place: str, *words: str) -> list[str]:
     """Return the command that does something to a workspace; `workspace.sh` says what."""
     return ["sh", "-c", program_text("workspace"), "workspace", verb, place, *words]
-
-
-def processes_program(uid: str) -> list[str]:
-    """Return the command that prints the pids of a uid, one a line."""
-    return ["sh", "-c", program_text("processes"), "processes", uid]

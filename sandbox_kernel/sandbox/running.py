@@ -24,10 +24,11 @@ from sandbox_kernel.errors import (
     SandboxGoneError,
     SandboxPausedError,
     SandboxSpecRejectedError,
-    SandboxStartError,
+    SandboxUnavailableError,
 )
+from sandbox_kernel.process.stop import sweep
 from sandbox_kernel.sandbox.container import CODE_USER, CONTROL_USER
-from sandbox_kernel.sandbox.disk import COUNT, exceeded, volume_size
+from sandbox_kernel.sandbox.disk import COUNT, COUNT_TIMEOUT, exceeded, volume_size
 from sandbox_kernel.sandbox.ending import EndReason
 from sandbox_kernel.sandbox.hold import Hold
 from sandbox_kernel.sandbox.pause import (
@@ -38,7 +39,6 @@ from sandbox_kernel.sandbox.pause import (
     pause_end,
     thaw,
 )
-from sandbox_kernel.sandbox.programs import processes_program
 from sandbox_kernel.sandbox.spec import Limits, SandboxSpec
 
 log = logging.getLogger(__name__)
@@ -46,9 +46,9 @@ log = logging.getLogger(__name__)
 KillOutcome = Literal["processes", "container"]
 
 DESTROY_TIMEOUT: Final = 10.0
+_KILL_PATIENCE: Final = 3.5
 _LEAVE_TIMEOUT: Final = 5.0
 _TOUCH_TIMEOUT: Final = 5.0
-_KILL_PATIENCE: Final = 2.0
 _POLL: Final = 0.05
 _OUTPUT_LIMIT: Final = 64 * 1024
 
@@ -94,6 +94,7 @@ class RunningSandbox:
         self._changing = asyncio.Lock()
         self._pause_end: asyncio.Task[None] | None = None
         self._disk_watch: asyncio.Task[None] | None = None
+        self._counts_in_vain = False
         self._let_go = False
         self._destruction: asyncio.Task[None] | None = None
 
@@ -231,13 +232,8 @@ class RunningSandbox:
 
     # -- stopping the code --------------------------------------------------------------------
 
-    async def kill_user_processes(self, timeout: float = 5.0) -> KillOutcome:
+    async def kill_user_processes(self) -> KillOutcome:
         """Kill every process of the code's uid, whatever it does against that.
-
-        Parameters
-        ----------
-        timeout
-            Bound in seconds of all of it.
 
         Returns
         -------
@@ -245,26 +241,25 @@ class RunningSandbox:
             ``processes`` when none is left; ``container`` when that could not be brought about
             from inside (at the process limit no exec may start) and the whole sandbox was
             killed instead.
-        """
-        patience = min(_KILL_PATIENCE, timeout / 2)
-        try:
-            async with asyncio.timeout(patience):
-                while True:
-                    if await self._no_user_process_left():
-                        return "processes"
-                    await asyncio.sleep(_POLL)
-        except (TimeoutError, SandboxEngineError, SandboxStartError) as error:
-            log.info("sandbox %s: killed as a whole (%s)", self.short_id, error or "no time left")
-        async with asyncio.timeout(timeout - patience):
-            await self.engine.kill_container(self.id)
-        return "container"
 
-    async def _no_user_process_left(self) -> bool:
-        # The shell's own kill; it spares its own process only.
-        await self.run_quietly(["sh", "-c", "kill -9 -1"], CODE_USER)
-        uid = CODE_USER.partition(":")[0]
-        code, pids = await self.run_quietly(processes_program(uid), CONTROL_USER)
-        return code == 0 and not pids.strip()
+        Raises
+        ------
+        SandboxPausedError
+            It is paused, so that nothing in it can be ended.
+        SandboxError
+            The sandbox has ended, or the engine did not do it in time.
+        """
+        try:
+            report = await sweep(self.engine, self.id, user=CODE_USER, timeout=_KILL_PATIENCE)
+        except (SandboxPausedError, SandboxUnavailableError):
+            raise
+        except SandboxError as error:
+            log.info("sandbox %s: killed as a whole (%s)", self.short_id, error)
+            await self.engine.kill_container(self.id)
+            return "container"
+        if report.found == "gone":
+            raise SandboxGoneError("The sandbox has ended")
+        return "processes"
 
     async def run_quietly(self, argv: Sequence[str], user: str) -> tuple[int | None, bytes]:
         """Run a short program of ours to its end; return its exit code and its output.
@@ -377,12 +372,24 @@ class RunningSandbox:
         state = self._hold.state
         if state is None or state.oldest != self._hold.lease.ident:
             return None
-        code, said = await self.run_quietly(COUNT, CODE_USER)
-        size = said.split(b"\t")[0]
-        if code == 0 and size.isdigit():
-            return int(size) * 1024
-        # No such program, or folders that were closed to it: the engine sees them all.
+        size = None if self._counts_in_vain else await self._count_inside()
+        if size is not None:
+            return size
+        # No such program, folders that were closed to it, or a count that was held up, which is
+        # not tried again: the engine sees them all.
         return volume_size(await self.engine.disk_usage(), self.volume)
+
+    async def _count_inside(self) -> int | None:
+        try:
+            async with asyncio.timeout(COUNT_TIMEOUT):
+                code, said = await self.run_quietly(COUNT, CODE_USER)
+        except TimeoutError as error:
+            if isinstance(error, SandboxError):
+                raise
+            self._counts_in_vain = True
+            return None
+        size = said.split(b"\t")[0]
+        return int(size) * 1024 if code == 0 and size.isdigit() else None
 
     # -- its end ------------------------------------------------------------------------------
 

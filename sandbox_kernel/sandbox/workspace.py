@@ -14,8 +14,9 @@ from __future__ import annotations
 import base64
 import contextlib
 import hashlib
+import secrets
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -75,6 +76,8 @@ class Workspace:
         The image that it was made with, by the name that was used then.
     labels
         All labels of the volume.
+    is_new
+        Whether its volume has just been made, by whoever got this.
     """
 
     name: str
@@ -83,6 +86,7 @@ class Workspace:
     created: str
     image: str
     labels: Mapping[str, str]
+    is_new: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,10 +155,16 @@ async def ensure_workspace(
         names.DURABILITY: "persistent",
         names.WORKSPACE: names.key_text(key),
         names.FORMAT: FORMAT,
+        names.MAKER: secrets.token_hex(8),
     }
-    with quota_refusals(disk):
-        volume = await engine.create_volume(name, labels, quota_options(disk))
-    return verified(volume, name=name, owner=owner, key=key, disk=disk)
+    # Asked for first: engines that were restarted answer a creation with what is there, and
+    # without its labels (seen on Docker 20.10).
+    volume = await engine.inspect_volume(name)
+    if volume is None:
+        with quota_refusals(disk):
+            volume = await engine.create_volume(name, labels, quota_options(disk))
+    found = verified(volume, name=name, owner=owner, key=key, disk=disk)
+    return replace(found, is_new=found.labels.get(names.MAKER) == labels[names.MAKER])
 
 
 @contextlib.contextmanager

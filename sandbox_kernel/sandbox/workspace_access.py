@@ -8,15 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO, Final, TypeVar
+from typing import Any, BinaryIO, Final, NoReturn, TypeVar
 
 from sandbox_kernel.config import EngineSettings, survey
 from sandbox_kernel.engine.client import Engine
-from sandbox_kernel.errors import SandboxConflictError, SandboxSpecRejectedError
+from sandbox_kernel.errors import (
+    SandboxConflictError,
+    SandboxDiskFullError,
+    SandboxError,
+    SandboxSpecRejectedError,
+)
 from sandbox_kernel.process.files import FileEntry, Transfer, TransferLimits
 from sandbox_kernel.sandbox.order import judge_helper
 from sandbox_kernel.sandbox.owner import current_owner
@@ -157,17 +163,20 @@ class SandboxWorkspaces:
         path = Path(target)
 
         async def write(workspaces: Workspaces) -> int:
-            if not overwrite and await asyncio.to_thread(os.path.lexists, path):
-                raise SandboxConflictError(f"{path} is there already; say overwrite=True")
+            await asyncio.to_thread(_check_target, path, overwrite)
             aside = path.with_name(f".{path.name}.{secrets.token_hex(6)}.part")
             size = 0
             try:
                 with _file(aside, path, "xb") as file:
                     async with workspaces.export(key, limit=limit) as pieces:
                         async for piece in pieces:
-                            await asyncio.to_thread(file.write, piece)
+                            with _explained(path):
+                                await asyncio.to_thread(file.write, piece)
                             size += len(piece)
-                await asyncio.to_thread(aside.replace, path)
+                    with _explained(path):
+                        await asyncio.to_thread(file.close)
+                with _explained(path):
+                    await asyncio.to_thread(_give_name, aside, path, overwrite)
             finally:
                 with contextlib.suppress(OSError):
                     aside.unlink()
@@ -211,12 +220,16 @@ class SandboxWorkspaces:
             with _file(path, path, "rb") as file:
 
                 async def pieces() -> AsyncIterator[bytes]:
-                    while piece := await asyncio.to_thread(file.read, _PIECE):
+                    while True:
+                        with _explained(path):
+                            piece = await asyncio.to_thread(file.read, _PIECE)
+                        if not piece:
+                            return
                         yield piece
 
                 return await workspaces.import_(key, pieces(), image=image, disk_limit=disk_limit)
 
-        return await self._do(fill, image)
+        return await self._do(fill)
 
     async def files(
         self, key: str, path: str | PurePosixPath = "", *, recursive: bool = False
@@ -273,19 +286,56 @@ class SandboxWorkspaces:
 
         return await self._do(look)
 
-    async def _do(
-        self, work: Callable[[Workspaces], Coroutine[Any, Any, T]], image: str | None = None
-    ) -> T:
+    async def _do(self, work: Callable[[Workspaces], Coroutine[Any, Any, T]]) -> T:
         place = engine_place(self._engine)
         prefix = survey(door="python").settings["prefix"].value
-        for name in {self._image, image} - {None}:
-            judge_helper(name)
         owner = current_owner() if self._owner is None else self._owner
 
         def do(engine: Engine) -> Awaitable[T]:
-            return work(Workspaces(engine, owner, prefix=prefix, image=self._image))
+            return work(
+                Workspaces(engine, owner, prefix=prefix, image=self._image, judge=judge_helper)
+            )
 
         return await at_engine(place, do)
+
+
+def _check_target(path: Path, overwrite: bool) -> None:
+    """Refuse a place where no file can be written, before anything is read."""
+    if path.is_dir():
+        _refuse(path, "this is a folder")
+    if not overwrite and os.path.lexists(path):
+        raise SandboxConflictError(f"{path} is there already; say overwrite=True")
+
+
+def _give_name(aside: Path, path: Path, overwrite: bool) -> None:
+    """Give a file that is whole its name; one that has appeared there meanwhile is kept, too."""
+    if not overwrite:
+        try:
+            os.link(aside, path)
+        except FileExistsError as error:
+            raise SandboxConflictError(f"{path} is there already; say overwrite=True") from error
+        except (OSError, NotImplementedError):
+            pass  # not every file system knows hard links
+        else:
+            return
+    aside.replace(path)
+
+
+@contextlib.contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """Say in our words what is wrong with a file of this machine."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, SandboxError):
+            raise
+        if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+            raise SandboxDiskFullError(f"There is no room for {path} on this machine") from error
+        _refuse(path, error.strerror or str(error), error)
+
+
+def _refuse(path: Path, why: str, cause: OSError | None = None) -> NoReturn:
+    raise SandboxSpecRejectedError("archive", str(path), why, "Name another file.") from cause
 
 
 @contextlib.contextmanager
@@ -295,11 +345,6 @@ def _file(path: Path, shown: Path, mode: str) -> Iterator[BinaryIO]:
     def private(name: str, flags: int) -> int:
         return os.open(name, flags, 0o600)
 
-    try:
-        file = open(path, mode, opener=private)  # noqa: SIM115 - Path has no opener
-    except OSError as error:
-        raise SandboxSpecRejectedError(
-            "archive", str(shown), error.strerror or str(error), "Name another file."
-        ) from error
-    with file:
+    # What is written last can fail at the very end.
+    with _explained(shown), open(path, mode, opener=private) as file:
         yield file  # type: ignore[misc]

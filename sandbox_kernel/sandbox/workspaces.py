@@ -18,10 +18,11 @@ from collections.abc import (
     AsyncIterator,
     Awaitable,
     Callable,
+    Coroutine,
     Mapping,
 )
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from sandbox_kernel.engine.client import Engine, ExecStream
 from sandbox_kernel.engine.faults import is_disk_full
@@ -44,9 +45,17 @@ from sandbox_kernel.sandbox.container import CODE_USER, DATA, WORKSPACE
 from sandbox_kernel.sandbox.live import LiveSandbox
 from sandbox_kernel.sandbox.programs import workspace_program
 from sandbox_kernel.sandbox.spec import MIB, SandboxSpec
-from sandbox_kernel.sandbox.workspace import Workspace, verified, workspace_name, workspace_of
+from sandbox_kernel.sandbox.workspace import (
+    Workspace,
+    ensure_workspace,
+    verified,
+    workspace_name,
+    workspace_of,
+)
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _MEMORY: Final = 512 * MIB
 _PIDS: Final = 64
@@ -126,6 +135,8 @@ class Workspaces:
         needs a shell, and what the task needs: tar, find, du, cp.
     extra_labels
         Labels of the layers above, by their full names, for what is created.
+    judge
+        Is told each image before it is run, to raise when that may not be.
     """
 
     def __init__(
@@ -136,11 +147,13 @@ class Workspaces:
         prefix: str = "sbx-",
         image: str | None = None,
         extra_labels: Mapping[str, str] | None = None,
+        judge: Callable[[str], None] = lambda image: None,
     ) -> None:
         self._engine = engine
         self._owner = owner
         self._prefix = prefix
         self._image = image
+        self._judge = judge
         self._helper = {**(extra_labels or {}), names.HELPER: "workspace"}
 
     # -- without looking into them --------------------------------------------------------------
@@ -363,16 +376,17 @@ class Workspaces:
         data_sets: Mapping[str, str],
         fill: Callable[[LiveSandbox], Awaitable[None]],
     ) -> WorkspaceSize:
-        is_new = await self._engine.inspect_volume(self._name(key)) is None
-        if not is_new:
+        image = await self._usable(self._image or image)
+        if await self._engine.inspect_volume(self._name(key)) is not None:
             self._refuse_use(await self.find(key), "filled")
         spec = self._spec(
-            await self._usable(self._image or image),
+            image,
             durability="persistent",
             workspace=key,
             data_sets=data_sets,
             disk_limit=disk_limit,
         )
+        workspace = await self._ensure(key, image, disk_limit)
         try:
             sandbox = await LiveSandbox.create(
                 self._engine, spec, owner=self._owner, extra_labels=self._helper, share=False
@@ -387,14 +401,40 @@ class Workspaces:
                 code, output, errors = await _run(sandbox, "size", WORKSPACE)
             finally:
                 await sandbox.destroy()
-        except BaseException:
-            if is_new:
+        except BaseException as error:
+            # One that others were quicker to fill is theirs.
+            if workspace.is_new and not isinstance(error, SandboxConflictError):
                 await asyncio.shield(self._take_back(key))
             raise
         words = output.split()
         if code != 0 or len(words) != 2:
             raise _failure("measured", code, errors)
         return WorkspaceSize(int(words[0]) * 1024, int(words[1]))
+
+    async def _ensure(self, key: str, image: str, disk_limit: int | None) -> Workspace:
+        """Make a workspace, unless there is one; cancelled, it leaves none that it made."""
+        extra = {n: text for n, text in self._helper.items() if n != names.HELPER}
+        making = asyncio.ensure_future(
+            ensure_workspace(
+                self._engine,
+                prefix=self._prefix,
+                owner=self._owner,
+                key=key,
+                image=image,
+                disk=disk_limit or 0,
+                extra=extra,
+            )
+        )
+        try:
+            return await asyncio.shield(making)
+        except asyncio.CancelledError:
+            await asyncio.shield(self._unmake(key, making))
+            raise
+
+    async def _unmake(self, key: str, making: asyncio.Future[Workspace]) -> None:
+        with contextlib.suppress(SandboxError):
+            if (await making).is_new:
+                await self._take_back(key)
 
     async def _take_back(self, key: str) -> None:
         """Remove a workspace that was made in vain; one that is in use by now stays."""
@@ -422,6 +462,7 @@ class Workspaces:
 
     async def _usable(self, image: str | None) -> str:
         image = image or SandboxSpec().image
+        self._judge(image)
         if await image_present(self._engine, image) is None:
             raise SandboxImageMissingError(
                 f"The image {image!r}, with which the workspace was made, is not on the engine. "
@@ -452,16 +493,20 @@ async def _run(
 
 
 async def _next(stream: ExecStream) -> tuple[int, bytes] | None:
+    chunk = await _bounded(stream.read())
+    return None if chunk is None else (chunk.stream, chunk.data)
+
+
+async def _bounded(work: Coroutine[Any, Any, T]) -> T:
     try:
         async with asyncio.timeout(_SILENCE):
-            chunk = await stream.read()
+            return await work
     except TimeoutError as error:
         if isinstance(error, SandboxError):
             raise
         raise SandboxEngineTimeoutError(
-            f"Nothing came of the workspace for {_SILENCE:g} s"
+            f"Nothing moved to or from the workspace for {_SILENCE:g} s"
         ) from error
-    return None if chunk is None else (chunk.stream, chunk.data)
 
 
 async def _archive(
@@ -522,8 +567,7 @@ async def _unpack(sandbox: LiveSandbox, archive: AsyncIterable[bytes]) -> None:
                 if listening.done():
                     break
                 with contextlib.suppress(SandboxUnavailableError):
-                    async with asyncio.timeout(_SILENCE):
-                        await stream.write(piece)
+                    await _bounded(stream.write(piece))
             await stream.end_input()
             await asyncio.wait({listening}, timeout=_SILENCE)
         finally:

@@ -54,6 +54,19 @@ async def test_what_is_hidden_from_the_count_is_asked_of_the_engine(
     assert reason.kind == "disk-full"
 
 
+async def test_a_count_that_is_held_up_is_asked_of_the_engine_from_then_on(
+    make_sandbox: MakeSandbox, busybox_image: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RES-08: code can stop what counts beside it; a tree can be too large to count in time."""
+    monkeypatch.setattr("sandbox_kernel.sandbox.running.COUNT", ("sleep", "1000"))
+    monkeypatch.setattr("sandbox_kernel.sandbox.running.COUNT_TIMEOUT", 0.5)
+    sandbox = await make_sandbox(image=busybox_image, disk_soft_limit=4 * MIB)
+    await sh(sandbox, FILL)
+    reason = await asyncio.wait_for(asyncio.shield(sandbox.ended), 60)
+    assert reason.kind == "disk-full"
+    assert sandbox._counts_in_vain
+
+
 async def test_a_shared_workspace_is_measured_by_one_and_ends_for_all(
     make_sandbox: MakeSandbox, busybox_image: str, engines: Engines
 ) -> None:

@@ -15,6 +15,7 @@ import pytest
 from sandbox_kernel.engine.client import Engine
 from sandbox_kernel.errors import SandboxError
 from sandbox_kernel.sandbox import labels
+from sandbox_kernel.sandbox.hold import Hold
 from sandbox_kernel.sandbox.live import LiveSandbox
 from sandbox_kernel.sandbox.plan import other_settings
 from sandbox_kernel.sandbox.spec import SandboxSpec
@@ -94,6 +95,33 @@ async def test_a_line_that_was_cut_does_not_end_a_sandbox_that_may_outlive_it(
         assert engines.api.inspect(sandbox.id) is None
     finally:
         await proxy.stop()
+
+
+async def test_why_it_ended_is_heard_while_a_line_is_made_anew(
+    engines: Engines,
+    workspace: str,
+    run_labels: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """K4: its lifetime is over meanwhile; that it is gone is not all that is told."""
+    attach = Hold._attach
+
+    async def slow(self: Hold) -> None:
+        if self._lease is not None:
+            await asyncio.sleep(5)
+        await attach(self)
+
+    monkeypatch.setattr(Hold, "_attach", slow)
+    async with Engine(engines.unix_endpoint) as engine:
+        spec = spec_on(engines, workspace=workspace, max_lifetime=4)
+        sandbox = await LiveSandbox.create(
+            engine, spec, owner=OWNER, extra_labels=marks(run_labels)
+        )
+        await sandbox._hold.lease._stream.close()
+        reason = await asyncio.wait_for(asyncio.shield(sandbox.ended), 30)
+        await sandbox.destroy()
+    assert reason.kind == "lifetime"
 
 
 async def test_a_line_that_stays_cut_is_told_and_the_sandbox_ends_by_itself(

@@ -135,6 +135,7 @@ async def test_one_that_ends_with_its_owner_cannot_be_left_or_held(
         ({"isolation": "vm"}, "isolation"),
         ({"runtimes": ["runsc"]}, "runtime"),
         ({"caps": {"resumable": {"max": 10}}}, "resumable"),
+        ({"caps": {"disk_soft_limit": {"max": "1M"}}}, "disk_soft_limit"),
     ],
 )
 async def test_a_policy_that_has_closed_since_keeps_from_a_sandbox_that_runs(
@@ -147,7 +148,7 @@ async def test_a_policy_that_has_closed_since_keeps_from_a_sandbox_that_runs(
     file.write_text(json.dumps(policy))
     with pytest.raises(SandboxSpecRejectedError, match=said):
         await Sandbox.connect(sandbox.id, **place)
-    file.write_text(json.dumps({"caps": {"pids_limit": {"max": 1000}}, "network": "none"}))
+    file.write_text(json.dumps({"caps": {"pids_limit": {"max": 1000}, "template_limit": {"max": "1M"}}, "network": "none"}))
     async with Sandbox.connect(sandbox.id, **place) as again:
         assert again.id == sandbox.id
 
@@ -285,6 +286,41 @@ def test_a_spec_has_nothing_that_the_policy_could_not_judge_again() -> None:
         *("pids_limit", "tmpfs_size", "shm_size", "environment", "runtime", "isolation"),
         *("disk_limit", "durability", "workspace", "template", "project", "project_limit"),
         *("data_sets", "mounts", "devices", "lease_ttl", "resumable", "idle_ttl"),
-        *("max_lifetime", "labels", "prefix", "disk_soft_limit"),
+        *("max_lifetime", "labels", "prefix", "disk_soft_limit", "template_limit"),
+        "template_ignore",
     }
     assert set(SandboxSpec.__dataclass_fields__) == known
+
+
+async def test_an_archive_that_cannot_be_written_is_refused_before_anything_is_read(
+    create: Create, place: dict[str, Any], tmp_path: Path
+) -> None:
+    """F4: with an error of ours, and nothing half written."""
+    async with create(spec={"durability": "persistent", "workspace": "out"}) as sandbox:
+        await sandbox.shell("echo x > f", check=True)
+    workspaces = SandboxWorkspaces(**place)
+    (tmp_path / "folder").mkdir()
+    for overwrite in (False, True):
+        with pytest.raises(SandboxSpecRejectedError, match="folder"):
+            await workspaces.export("out", tmp_path / "folder", overwrite=overwrite)
+    with pytest.raises(SandboxSpecRejectedError, match="No such file"):
+        await workspaces.export("out", tmp_path / "nowhere" / "a.tar")
+    assert set(os.listdir(tmp_path)) <= {"folder", "jupyter-config"}
+    await workspaces.remove("out")
+
+
+async def test_an_image_that_the_policy_has_withdrawn_looks_into_no_workspace(
+    create: Create, place: dict[str, Any], config_folder: Path
+) -> None:
+    """A1: also one that nobody named but the workspace itself."""
+    async with create(spec={"durability": "persistent", "workspace": "old"}) as sandbox:
+        await sandbox.shell("echo x > f", check=True)
+    workspaces = SandboxWorkspaces(**place)
+    file = config_folder / "jupyter_sandbox_policy.json"
+    file.write_text(json.dumps({"images": ["other:1"]}))
+    for work in (workspaces.size("old"), workspaces.read("old", "f"), workspaces.clone("old", "b")):
+        with pytest.raises(SandboxSpecRejectedError, match="image"):
+            await work
+    file.unlink()
+    assert [info.workspace.key for info in await workspaces.list()] == ["old"]
+    await workspaces.remove("old")

@@ -332,6 +332,24 @@ async def test_what_is_no_archive_is_refused_and_nothing_is_left(
     assert await maker.run("old", "ls -A") == ""
 
 
+async def test_a_workspace_that_another_import_was_quicker_to_fill_stays(
+    workspaces: Workspaces, maker: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """B6, B7: whose volume it is says the volume, not what was seen a moment before."""
+    data = archive(("mine", {}, b"first"))
+    create = Engine.create_volume
+
+    async def late(self: Engine, *given: Any) -> dict[str, Any]:
+        monkeypatch.undo()
+        await workspaces.import_("raced", pieces_of(data))
+        return await create(self, *given)
+
+    monkeypatch.setattr(Engine, "create_volume", late)
+    with pytest.raises(SandboxConflictError, match="something in it"):
+        await workspaces.import_("raced", pieces_of(data))
+    assert await maker.run("raced", "cat mine") == "first"
+
+
 async def test_an_import_that_fails_on_this_side_leaves_nothing(
     workspaces: Workspaces, engines: Engines, owner: str
 ) -> None:
