@@ -7,6 +7,7 @@ import shutil
 import site
 import subprocess
 import sys
+import tomllib
 import venv
 import zipfile
 from pathlib import Path
@@ -18,6 +19,7 @@ pytestmark = pytest.mark.timeout(300)
 
 RESOURCES = [
     ("sandbox_kernel.images.python", "Dockerfile"),
+    ("sandbox_kernel.images.r", "Dockerfile"),
     ("sandbox_kernel.images.python", "files/sandboxed-ipykernel"),
     ("sandbox_kernel.images.python", "files/ipython_kernel_config.py"),
     ("sandbox_kernel.kernel", "logos/logo-64x64.png"),
@@ -80,6 +82,17 @@ def run(environment: Path, *command: str) -> str:
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def test_every_package_is_named_in_the_project() -> None:
+    """A folder that is forgotten there is missing from the wheel only."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    there = {
+        ".".join(path.parent.relative_to(ROOT).parts)
+        for path in (ROOT / "sandbox_kernel").rglob("__init__.py")
+    }
+    named = set(project["tool"]["setuptools"]["packages"])
+    assert named == there | {"sandbox_magics", "sandbox_kernel.notebooks"}
 
 
 def test_the_wheel_holds_the_packages_and_no_tests(wheel: Path) -> None:
