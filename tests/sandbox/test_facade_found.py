@@ -148,7 +148,8 @@ async def test_a_policy_that_has_closed_since_keeps_from_a_sandbox_that_runs(
     file.write_text(json.dumps(policy))
     with pytest.raises(SandboxSpecRejectedError, match=said):
         await Sandbox.connect(sandbox.id, **place)
-    file.write_text(json.dumps({"caps": {"pids_limit": {"max": 1000}, "template_limit": {"max": "1M"}}, "network": "none"}))
+    caps = {"pids_limit": {"max": 1000}, "template_limit": {"max": "1M"}}
+    file.write_text(json.dumps({"caps": caps, "network": "none"}))
     async with Sandbox.connect(sandbox.id, **place) as again:
         assert again.id == sandbox.id
 
