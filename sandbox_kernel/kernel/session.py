@@ -434,8 +434,9 @@ class KernelSession:
             await asyncio.wait({self.sandbox.ended}, timeout=_REASON_PATIENCE)
         why = self.why_it_ended() + self._last_words(of_its_errors=True)
         log.warning("sandbox %s: %s", self.sandbox.short_id, why)
-        cell = parent_header(self.channels.cell)
-        message = stream_message(f"The sandboxed kernel has died. {why}\n", connection, cell)
+        message = stream_message(
+            f"The sandboxed kernel has died. {why}\n", connection, self._running_cell()
+        )
         secret = connection.get("curve_secretkey")
         url = await self.channels.hand_over("iopub")
         try:
@@ -449,6 +450,16 @@ class KernelSession:
             await asyncio.wait_for(self._obituary.read.wait(), NEWS_PATIENCE)
             # Sent is not read, and nothing comes back that would say so.
             await asyncio.sleep(_READING_PATIENCE)
+
+    def _running_cell(self) -> Mapping[str, str]:
+        """Return the header of what the kernel died in, as far as that is known.
+
+        A kernel that dies at once has not said what it had begun. What was sent encrypted cannot
+        be read.
+        """
+        cells = (r for r in self.channels.ledger.open() if r.kind == "execute_request")
+        running = next(cells, None)
+        return parent_header(self.channels.cell) if running is None else running.header
 
     @property
     def _lost(self) -> bool:

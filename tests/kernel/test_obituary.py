@@ -158,6 +158,8 @@ async def test_the_cell_shows_why_its_kernel_died(
     manager = make_manager(mem_limit="256M")
     await manager.start_kernel()
     client = await connect(manager)
+    # The reason is for the cell that the kernel died in, and not for one before it.
+    assert await evaluate(client, "print(1)") == 1
     assert re.search(reason, await told(client, client.execute(code)))
     assert await is_dead(manager, within=10)
     await manager.restart_kernel(now=True)
