@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import textwrap
+from typing import Final
+
 from tornado import web
 
 from sandbox_kernel.errors import SandboxError, SandboxSpecRejectedError
 from sandbox_kernel.process.result import CommandNotFoundError
+
+_DIALOG: Final = 100
 
 
 class KernelLaunchError(web.HTTPError, SandboxError, RuntimeError):
@@ -23,11 +28,19 @@ class KernelLaunchError(web.HTTPError, SandboxError, RuntimeError):
     """
 
     def __init__(self, message: str, status: int = 503) -> None:
-        super().__init__(status, message)
+        super().__init__(status, _in_lines(message))
         self.message = message
 
     def __str__(self) -> str:
         return self.message
+
+
+def _in_lines(text: str) -> str:
+    """Break lines where JupyterLab's dialog, which wraps none, would cut them off."""
+    return "\n".join(
+        textwrap.fill(line, _DIALOG, break_long_words=False, break_on_hyphens=False)
+        for line in text.splitlines()
+    )
 
 
 class KernelNotFoundError(KernelLaunchError, FileNotFoundError):
