@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from sandbox_kernel.config import ConfigFile
-from sandbox_kernel.engine.images import DEFAULT_IMAGE, ImageInfo
+from sandbox_kernel.engine.images import ImageInfo, how_to_get, is_ours
 from sandbox_kernel.engine.probe import ProbeReport
 from sandbox_kernel.errors import SandboxSpecRejectedError
 from sandbox_kernel.policy import Policy, statements
@@ -245,8 +245,7 @@ def policy_check(policy: Policy) -> Check:
 def image_check(ref: str, image: ImageInfo | None, version: str) -> Check:
     """Check the image that sandboxes run from."""
     if image is None:
-        remedy = "jupyter sandbox build" if ref == DEFAULT_IMAGE else f"docker pull {ref}"
-        return Check("image", "problem", f"{ref} is not on the engine", f"Run: {remedy}")
+        return Check("image", "problem", f"{ref} is not on the engine", f"Run: {how_to_get(ref)}")
     labels = image.config.get("Labels") or {}
     made = str(labels.get("io.sandbox-kernel-image.version") or "")
     text = f"{ref} ({image.size / 1e6:.0f} MB)"
@@ -255,6 +254,6 @@ def image_check(ref: str, image: ImageInfo | None, version: str) -> Check:
             "image",
             "warning",
             f"{text} was built by sandbox-kernel {made[:20]}, this is {version}",
-            "Run: jupyter sandbox build",
+            f"Run: {how_to_get(ref) if is_ours(ref) else 'jupyter sandbox build --tag ' + ref}",
         )
     return Check("image", "ok", text)

@@ -21,6 +21,7 @@ from traitlets import Bool, HasTraits, Unicode
 from traitlets.config.application import catch_config_error
 
 from sandbox_kernel import __version__
+from sandbox_kernel.app.display import plain
 from sandbox_kernel.app.words import WrongWordsError, split
 from sandbox_kernel.config import (
     ConfigFile,
@@ -212,7 +213,7 @@ class SandboxCommand(JupyterApp):
             self.print_json({"ok": False, "error": error_record(error)})
         else:
             self.err.print("[bold red]Error:[/]", end=" ")
-            self.err.print(str(error), markup=False, highlight=False)
+            self.err.print(plain(str(error)), markup=False, highlight=False)
         return 1
 
     # -- output -------------------------------------------------------------------------------

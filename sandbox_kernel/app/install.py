@@ -12,7 +12,13 @@ from typing import Any
 from traitlets import Bool, CaselessStrEnum, Float, Integer, List, Unicode
 
 from sandbox_kernel.app.command import ENGINE_ALIASES, ENGINE_FLAGS, SandboxCommand
-from sandbox_kernel.engine.images import DEFAULT_IMAGE, ImageInfo, image_present
+from sandbox_kernel.engine.images import (
+    DEFAULT_IMAGE,
+    R_IMAGE,
+    ImageInfo,
+    how_to_get,
+    image_present,
+)
 from sandbox_kernel.engine.thread import EngineThread
 from sandbox_kernel.errors import SandboxError, SandboxSpecRejectedError
 from sandbox_kernel.kernel.kernelspec import (
@@ -25,7 +31,6 @@ from sandbox_kernel.kernel.kernelspec import (
 )
 from sandbox_kernel.sandbox.order import Order
 
-R_IMAGE = "sandbox-kernel/r:latest"
 """What `jupyter sandbox build --language r` makes."""
 
 _KNOWN = {
@@ -183,8 +188,7 @@ class InstallApp(SandboxCommand):
         if unreachable:
             self.err.print(f"Note: {unreachable}", markup=False)
         elif image is None:
-            builds = {DEFAULT_IMAGE: "", R_IMAGE: " --language r"}
-            remedy = f"jupyter sandbox build{builds[ref]}" if ref in builds else "docker pull"
+            remedy = how_to_get(ref)
             self.err.print(f"Note: the engine does not have {ref} yet; run {remedy}.", markup=False)
         return 0
 

@@ -7,6 +7,7 @@ the result. `resolve` does all of it; the doors differ in nothing but what they 
 
 from sandbox_kernel.config.defaults import (
     DEFAULT_IMAGE,
+    R_IMAGE,
     SETTINGS,
     SandboxDefaults,
     Setting,
@@ -38,6 +39,7 @@ __all__ = [
     "CONFIG_NAME",
     "DEFAULT_IMAGE",
     "ENVIRONMENT_PREFIX",
+    "R_IMAGE",
     "SETTINGS",
     "VARIABLES",
     "ConfigFile",

@@ -37,6 +37,7 @@ from sandbox_kernel.policy.document import ISOLATIONS, closest
 
 __all__ = [
     "DEFAULT_IMAGE",
+    "R_IMAGE",
     "SETTINGS",
     "SandboxDefaults",
     "Setting",
@@ -45,6 +46,7 @@ __all__ = [
 ]
 
 DEFAULT_IMAGE: Final = "sandbox-kernel/python:latest"
+R_IMAGE: Final = "sandbox-kernel/r:latest"
 """What `jupyter sandbox build` makes."""
 
 Part = Literal["sandbox", "engine", "image", "command", "kernel"]

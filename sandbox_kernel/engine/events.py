@@ -138,8 +138,7 @@ class EventHub:
         reader, self._reader = self._reader, None
         if reader is not None:
             reader.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await reader
+            await asyncio.wait({reader})
 
     async def _ensure_live(self) -> None:
         async with self._opening:
@@ -148,6 +147,9 @@ class EventHub:
             if self._reader is None:
                 # The first one is opened here so that its failure reaches who asked.
                 response = await self._open_stream()
+                if self._closed:
+                    response.close()
+                    raise SandboxUnavailableError("lost", "The connection to the engine is closed")
                 self._reader = asyncio.create_task(self._run(response), name="engine-events")
 
     async def _run(self, response: Any) -> None:

@@ -22,6 +22,7 @@ import aiohttp
 from aiodocker import DockerError
 
 from sandbox_kernel.config import DEFAULT_IMAGE as DEFAULT_IMAGE
+from sandbox_kernel.config import R_IMAGE as R_IMAGE
 from sandbox_kernel.engine.endpoint import Endpoint
 from sandbox_kernel.errors import (
     SandboxConflictError,
@@ -182,14 +183,33 @@ def is_disk_full(message: str) -> bool:
     return "no space left on device" in lowered or "disk quota exceeded" in lowered
 
 
+def is_ours(name: str) -> bool:
+    """Whether an image's name is of those that ``jupyter sandbox build`` gives.
+
+    None of them is ever pulled: whoever had such a name in a registry would not be us.
+    """
+    for hub in ("index.docker.io/", "docker.io/"):
+        name = name.removeprefix(hub)
+    return name.startswith("sandbox-kernel/")
+
+
+def how_to_get(name: str) -> str:
+    """Return the command that brings an image to the engine."""
+    if not is_ours(name):
+        return f"docker pull {name}"
+    image = name if ":" in name.rpartition("/")[2] else f"{name}:latest"
+    options = {DEFAULT_IMAGE: "", R_IMAGE: " --language r"}.get(image, f" --tag {name}")
+    return f"jupyter sandbox build{options}"
+
+
 def image_missing(name: str, why: str = "") -> SandboxImageMissingError:
     """Make the error for an image that is not on the engine."""
-    remedy = (
-        "Build it with: jupyter sandbox build"
-        if name in {DEFAULT_IMAGE, DEFAULT_IMAGE.partition(":")[0]}
-        else f"Pull it with: docker pull {name}, or build the default image with: "
-        "jupyter sandbox build"
-    )
+    remedy = f"Build it with: {how_to_get(name)}"
+    if not is_ours(name):
+        remedy = (
+            f"Pull it with: {how_to_get(name)}, or build the default image with: "
+            f"{how_to_get(DEFAULT_IMAGE)}"
+        )
     reason = f" and {why}" if why else ""
     return SandboxImageMissingError(f"The image {name!r} is not on the engine{reason}. {remedy}")
 

@@ -26,9 +26,12 @@ from sandbox_kernel.engine.client import CONNECT_TIMEOUT, Engine
 from sandbox_kernel.engine.credentials import registry_auth
 from sandbox_kernel.engine.faults import (
     DEFAULT_IMAGE,
+    R_IMAGE,
     Subject,
+    how_to_get,
     image_missing,
     is_disk_full,
+    is_ours,
     without_engine_paths,
 )
 from sandbox_kernel.engine.streams import lines
@@ -41,14 +44,17 @@ from sandbox_kernel.errors import (
 
 __all__ = [
     "DEFAULT_IMAGE",
+    "R_IMAGE",
     "ImageInfo",
     "Progress",
     "ProgressCallback",
     "PullPolicy",
     "build_image",
     "ensure_image",
+    "how_to_get",
     "image_present",
     "import_image",
+    "is_ours",
     "pull_image",
     "remove_image",
 ]
@@ -161,9 +167,9 @@ async def ensure_image(
     present = None if policy == "always" else await image_present(engine, ref)
     if present is not None:
         return present
-    ours = ref in {DEFAULT_IMAGE, DEFAULT_IMAGE.partition(":")[0]}
+    ours = is_ours(ref)
     if policy == "never" or ours:
-        # Even with `always` the image that was built here is the newest one.
+        # Even with `always` an image that was built here is the newest one.
         present = await image_present(engine, ref)
         if present is None:
             raise image_missing(ref, "the pull policy is 'never'" if not ours else "")

@@ -32,7 +32,8 @@ class KernelLaunchError(web.HTTPError, SandboxError, RuntimeError):
         self.message = message
 
     def __str__(self) -> str:
-        return self.message
+        # A server that starts a session makes an error of its own of this text.
+        return _in_lines(self.message)
 
 
 def _in_lines(text: str) -> str:

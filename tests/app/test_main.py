@@ -8,7 +8,9 @@ import sys
 import pytest
 
 from sandbox_kernel import __version__
+from sandbox_kernel.app.ls import LsApp
 from sandbox_kernel.app.main import _COMMANDS
+from sandbox_kernel.errors import SandboxError
 from tests.app.conftest import CommandLine
 
 pytestmark = pytest.mark.timeout(60)
@@ -70,3 +72,12 @@ def test_importing_the_command_line_loads_nothing_heavy() -> None:
     code = f"import sys, sandbox_kernel.app.main; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_an_error_cannot_change_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    """E6: its text may hold what a build or an engine has written."""
+    command = LsApp()
+    assert command.fail(SandboxError("a\x1b]0;title\x07b\x9b31mc")) == 1
+    said = capsys.readouterr().err
+    assert "Error:" in said
+    assert not set(said) & set("\x1b\x07\x9b")

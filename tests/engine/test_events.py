@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sandbox_kernel.engine.client import Engine
-from sandbox_kernel.engine.events import LOST, RESYNC, Event, Watch, parse_event
+from sandbox_kernel.engine.events import LOST, RESYNC, Event, EventHub, Watch, parse_event
 from sandbox_kernel.errors import SandboxUnavailableError
 from tests.engine.conftest import MakeContainer
 from tests.engines import FaultProxy
@@ -119,6 +119,34 @@ async def test_closing_while_the_engine_is_away_leaves_no_task(
         assert (await watch.get()).action == LOST
         await engine.close()
     assert not [t for t in asyncio.all_tasks() if t.get_name() == "engine-events"]
+
+
+async def test_closing_while_the_stream_is_opened_leaves_no_task() -> None:
+    """B13: the opener is held up, for which no real engine can be made to wait."""
+    gate, closed = asyncio.Event(), []
+
+    class Response:
+        def close(self) -> None:
+            closed.append(self)
+
+    async def slow() -> Any:
+        await gate.wait()
+        return Response()
+
+    hub = EventHub(slow)
+
+    async def watch() -> None:
+        async with hub.watch("0" * 64):
+            pass
+
+    watching = asyncio.create_task(watch())
+    await asyncio.sleep(0)
+    await hub.close()
+    gate.set()
+    with pytest.raises(SandboxUnavailableError):
+        await asyncio.wait_for(watching, 10)
+    assert len(closed) == 1
+    assert "engine-events" not in {task.get_name() for task in asyncio.all_tasks()}
 
 
 async def test_a_stream_that_cannot_be_had_is_an_error_for_who_asks(proxy: FaultProxy) -> None:

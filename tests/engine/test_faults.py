@@ -140,3 +140,12 @@ def test_our_own_image_names_the_command_that_makes_it() -> None:
         image_missing("sandbox-kernel/python:latest")
     )
     assert "docker pull other:1" in str(image_missing("other:1"))
+    for name, options in (
+        ("sandbox-kernel/python:latest", ""),
+        ("docker.io/sandbox-kernel/python:ml", " --tag docker.io/sandbox-kernel/python:ml"),
+        ("sandbox-kernel/python:full", " --tag sandbox-kernel/python:full"),
+        ("sandbox-kernel/r", " --language r"),
+    ):
+        said = str(image_missing(name))
+        assert said.endswith(f"Build it with: jupyter sandbox build{options}")
+        assert "docker pull" not in said

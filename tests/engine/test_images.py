@@ -15,6 +15,7 @@ from sandbox_kernel.engine.client import Engine
 from sandbox_kernel.engine.images import (
     DEFAULT_IMAGE,
     Progress,
+    PullPolicy,
     _context_archive,
     _failure,
     build_image,
@@ -80,6 +81,16 @@ async def test_the_default_image_is_never_pulled(engines: Engines, policy: str) 
                 await ensure_image(engine, name, policy, news.append)  # type: ignore[arg-type]
         else:
             await ensure_image(engine, name, policy, news.append)  # type: ignore[arg-type]
+    assert news == []
+
+
+@pytest.mark.parametrize("policy", ["missing", "always", "never"])
+async def test_an_image_of_our_names_is_never_pulled(engine: Engine, policy: PullPolicy) -> None:
+    """E5: nobody owns these names in a registry."""
+    news: list[Progress] = []
+    for name in ("sandbox-kernel/none:1", "docker.io/sandbox-kernel/none"):
+        with pytest.raises(SandboxImageMissingError, match="jupyter sandbox build --tag"):
+            await ensure_image(engine, name, policy, news.append)
     assert news == []
 
 
