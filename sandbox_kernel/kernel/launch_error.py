@@ -32,8 +32,7 @@ class KernelLaunchError(web.HTTPError, SandboxError, RuntimeError):
         self.message = message
 
     def __str__(self) -> str:
-        # A server that starts a session makes an error of its own of this text.
-        return _in_lines(self.message)
+        return self.message
 
 
 def _in_lines(text: str) -> str:
