@@ -107,6 +107,11 @@ class SandboxCommand(JupyterApp):
     def parse_command_line(self, argv: Any = None) -> None:
         """Take the command line apart; a mistyped option is refused and never ignored."""
         valued = {name for names in self.aliases for name in _names(names)}
+        # What a configuration file calls them; of other classes nothing would be read.
+        for base in type(self).mro():
+            if issubclass(base, HasTraits):
+                traits = base.class_own_traits(config=True)
+                valued |= {f"{base.__name__}.{option}" for option in traits}
         flags = {name for names in self.flags for name in _names(names)} | _BUILT_IN
         try:
             options, words = split(
@@ -117,7 +122,11 @@ class SandboxCommand(JupyterApp):
             )
         except WrongWordsError as error:
             self._usage(f"{error} (see --help)")
-        super().parse_command_line(options)
+        try:
+            super().parse_command_line(options)
+        except SystemExit as error:
+            # A value of the wrong kind; 1 would be an answer of some commands.
+            raise SystemExit(self.usage_code if error.code else 0) from None
         self.extra_args = words
 
     @catch_config_error

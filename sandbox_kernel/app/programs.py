@@ -82,13 +82,6 @@ class ProgramCommand(SandboxesCommand):
     interactive = Bool(False, help="Pass on what is typed. Since 0.2.").tag(config=True)
     tty = Bool(False, help="Run it on a terminal. Since 0.2.").tag(config=True)
 
-    def initialize(self, argv: Any = None) -> None:
-        """Read the command line; a wrong one must not look like a program's own failure."""
-        try:
-            super().initialize(argv)
-        except SystemExit as error:
-            raise SystemExit(self.usage_code if error.code else 0) from None
-
     def take_program(self, words: list[str]) -> None:
         """Take the program and its arguments."""
         argv = words[1:] if words[:1] == ["--"] else words

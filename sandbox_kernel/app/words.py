@@ -55,12 +55,11 @@ def split(
                 return options, words + rest
         elif word.startswith("--"):
             name, equals, value = word[2:].partition("=")
-            # --Class.option is what a configuration file calls it.
             if name in flags:
                 if equals:
                     raise WrongWordsError(f"--{name} takes no value")
                 options.append(word)
-            elif name in valued or "." in name:
+            elif name in valued:
                 options.append(f"--{name}={value if equals else _value(f'--{name}', rest)}")
             else:
                 raise _unknown(f"--{name}", valued, flags)
@@ -93,5 +92,6 @@ def _value(option: str, rest: list[str]) -> str:
 
 
 def _unknown(option: str, valued: Collection[str], flags: Collection[str]) -> WrongWordsError:
-    known = tuple(f"{'-' if len(n) == 1 else '--'}{n}" for n in sorted({*valued, *flags}))
+    names = sorted(n for n in {*valued, *flags} if "." not in n)
+    known = tuple(f"{'-' if len(n) == 1 else '--'}{n}" for n in names)
     return WrongWordsError(f"there is no option {option}. {closest(option, known)}")

@@ -81,3 +81,34 @@ def test_an_error_cannot_change_the_terminal(capsys: pytest.CaptureFixture[str])
     said = capsys.readouterr().err
     assert "Error:" in said
     assert not set(said) & set("\x1b\x07\x9b")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("config", "show", "--SandboxDefaults.mem_limit=64M"),
+        ("run", "--SandboxProvisioner.network=none", "true"),
+        ("ls", "--Nonsense.thing=1"),
+        ("ls", "--LsApp.nosuch=1"),
+    ],
+)
+def test_an_option_of_a_class_that_reads_none_is_refused(
+    cli: CommandLine, arguments: tuple[str, ...]
+) -> None:
+    """K7: a limit that is written down and does not hold would be worse than none."""
+    done = cli(*arguments)
+    assert done.code == (125 if arguments[0] == "run" else 2)
+    assert "there is no option --" in done.err
+    assert done.out == ""
+
+
+@pytest.mark.parametrize(
+    "arguments", [("pause", "--longest", "abc", "x"), ("build", "--target", "foo")]
+)
+def test_a_value_of_the_wrong_kind_is_a_wrong_command_line(
+    cli: CommandLine, arguments: tuple[str, ...]
+) -> None:
+    """E6, B8: 1 would be an answer, as to `build --check`."""
+    done = cli(*arguments)
+    assert done.code == 2
+    assert arguments[1].strip("-") in done.err
