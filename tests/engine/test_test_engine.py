@@ -15,6 +15,7 @@ import pytest
 
 from sandbox_kernel.engine.endpoint import Endpoint, TlsFiles
 from sandbox_kernel.engine.probe import probe
+from tests.engines import wait_until
 
 SCRIPT = Path(__file__).parents[2] / "scripts/test-engine"
 
@@ -71,7 +72,7 @@ def test_an_engine_comes_and_goes(state: Path) -> None:
     assert script("env", "--state-dir", str(state)).returncode == 1
     assert script("stop", "--state-dir", str(state), "--purge").returncode == 0
     assert not state.exists()
-    assert not Path(f"/proc/{pid}").exists()
+    wait_until(lambda: not Path(f"/proc/{pid}").exists(), 30, "the end of the engine")
     assert not has_link(bridge)
     assert has_link("docker0") or not default_bridge
 
