@@ -17,7 +17,7 @@ from sandbox_kernel.amounts import memory_text
 from sandbox_kernel.app.command import ENGINE_FLAGS
 from sandbox_kernel.app.places import Place, read_place
 from sandbox_kernel.app.sandboxes import SandboxesCommand
-from sandbox_kernel.app.streaming import Signals, run_guarded, to_descriptor
+from sandbox_kernel.app.streaming import Signals, apart, run_guarded, to_descriptor
 from sandbox_kernel.errors import SandboxConflictError, SandboxError
 from sandbox_kernel.process.files import Transfer
 from sandbox_kernel.process.result import Chunk
@@ -131,7 +131,7 @@ class CpApp(SandboxesCommand):
         else:
             async with self._visit(self._info) as there:
                 data = await there.files.read(source.path)
-        to_descriptor(Chunk(1, data))
+        await apart(to_descriptor, Chunk(1, data))
         return 0
 
     # -- the far side -------------------------------------------------------------------------

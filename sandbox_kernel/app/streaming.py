@@ -20,7 +20,7 @@ from sandbox_kernel.errors import SandboxError
 from sandbox_kernel.process.result import Chunk, Exit
 from sandbox_kernel.sandbox.program import SandboxProcess
 
-__all__ = ["Signals", "converse", "run_guarded", "terminal_size", "to_descriptor"]
+__all__ = ["Signals", "apart", "converse", "run_guarded", "terminal_size", "to_descriptor"]
 
 _STDIN: Final = 0
 _PIECE: Final = 64 * 1024
@@ -134,10 +134,38 @@ async def converse(
             async for item in process.output:
                 if isinstance(item, Exit):
                     return item
-                write(item)
+                await apart(write, item)
         finally:
             signals.process = None
     raise AssertionError("the output of a program ends with its exit")
+
+
+async def apart(write: Callable[[Chunk], None], chunk: Chunk) -> None:
+    """Write in a thread, since a reader that has stopped must keep no signal from being heard.
+
+    A thread for each piece, and not one of a pool: who leaves would have to wait for a pool.
+    """
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[None] = loop.create_future()
+
+    def settle(error: BaseException | None) -> None:
+        if not done.done():
+            if error is None:
+                done.set_result(None)
+            else:
+                done.set_exception(error)
+
+    def work() -> None:
+        error: BaseException | None = None
+        try:
+            write(chunk)
+        except BaseException as caught:
+            error = caught
+        with contextlib.suppress(RuntimeError):  # nobody waits any more
+            loop.call_soon_threadsafe(settle, error)
+
+    threading.Thread(target=work, name="output", daemon=True).start()
+    await done
 
 
 def to_descriptor(chunk: Chunk) -> None:

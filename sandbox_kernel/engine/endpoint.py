@@ -78,7 +78,7 @@ class Endpoint:
 
     @property
     def is_local(self) -> bool:
-        """Whether the engine can only be on this machine."""
+        """Whether its address is one of this machine, which may be forwarded to another."""
         return self.socket_path is not None or _is_loopback(urlsplit(self.url).hostname or "")
 
 

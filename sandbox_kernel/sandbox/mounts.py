@@ -10,6 +10,7 @@ else can change.
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
@@ -47,6 +48,15 @@ def check_mounts(spec: SandboxSpec, endpoint: Endpoint, info: Mapping[str, Any])
             sorted(spec.mounts),
             f"the engine at {endpoint.url} is not on this machine, or cannot be known to be",
             "Use an engine's Unix socket; or a project's snapshot, or a volume as data set.",
+        )
+    there = (str(info.get("Name") or ""), str(info.get("KernelVersion") or ""))
+    if there != (socket.gethostname(), os.uname().release):
+        _refuse(
+            "mounts",
+            sorted(spec.mounts),
+            f"the engine runs on another machine ({there[0]!r}, kernel {there[1]!r}): its socket "
+            "is a forwarded one, or that of a virtual machine",
+            "Use an engine of this machine; or a project's snapshot, or a volume as data set.",
         )
     if any(
         str(option).split(",")[0] == "name=selinux" for option in info.get("SecurityOptions") or ()

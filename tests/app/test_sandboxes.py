@@ -174,6 +174,25 @@ def test_a_run_gets_its_input_and_gives_its_streams_and_leaves_nothing(fresh: Pl
     assert (record["ok"], record["returncode"], record["stdout"]) == (True, 0, "hi\n")
 
 
+def test_a_reader_that_has_stopped_keeps_no_signal_from_ending_a_run(fresh: Place) -> None:
+    """C2: as `run … | less` is, with a page on the screen."""
+    before = fresh.left()
+    command = [str(PROGRAM), "run", "--shell", "yes"]
+    with subprocess.Popen(command, env=dict(fresh.cli.environ), stdout=subprocess.PIPE) as run:
+        assert run.stdout is not None
+        assert run.stdout.read(2) == b"y\n"
+        # Both ends of the line are full by then.
+        wait_until(lambda: b"pipe_write" in wchan(run.pid), "a write that is held up")
+        run.send_signal(signal.SIGTERM)
+        assert run.wait(BOUND) == 128 + signal.SIGTERM
+    assert fresh.left() == before
+
+
+def wchan(pid: int) -> bytes:
+    """Return what the threads of a process wait for in the system's kernel."""
+    return b" ".join(path.read_bytes() for path in Path(f"/proc/{pid}/task").glob("*/wchan"))
+
+
 def on_terminal(place: Place, *words: str) -> pexpect.spawn[str]:
     return pexpect.spawn(
         str(PROGRAM),

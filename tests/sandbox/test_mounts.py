@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from tests.engines import Engines
 from tests.sandbox.conftest import marks, sh
 
 LOCAL = Endpoint("unix:///run/docker.sock")
+HERE = {"Name": socket.gethostname(), "KernelVersion": os.uname().release}
 CERTS = TlsFiles(Path("/c"), Path("/k"), Path("/a"))
 
 
@@ -61,9 +64,16 @@ def test_an_engine_that_may_be_elsewhere_gives_no_folder(endpoint: Endpoint) -> 
     check_mounts(SandboxSpec(), endpoint, {})
 
 
+@pytest.mark.parametrize("other", [{"Name": "elsewhere"}, {"KernelVersion": "0.0"}, {"Name": ""}])
+def test_a_socket_that_leads_to_another_machine_gives_no_folder(other: dict[str, str]) -> None:
+    """B11: a forwarded one, or that of a virtual machine; the engine's answer is made up."""
+    with pytest.raises(SandboxSpecRejectedError, match=r"mounts.*forwarded"):
+        check_mounts(SandboxSpec(mounts={"x": "/"}), LOCAL, {**HERE, **other})
+
+
 def test_a_machine_with_selinux_is_refused_with_the_reason() -> None:
     """B11: no engine with SELinux is at hand, so its answer is made up."""
-    info = {"SecurityOptions": ["name=seccomp,profile=default", "name=selinux"]}
+    info = {**HERE, "SecurityOptions": ["name=seccomp,profile=default", "name=selinux"]}
     with pytest.raises(SandboxSpecRejectedError, match=r"mounts.*SELinux.*:z"):
         check_mounts(SandboxSpec(mounts={"x": "/"}), LOCAL, info)
 
@@ -74,10 +84,10 @@ def test_what_is_no_folder_or_has_a_link_on_the_way_is_refused(tmp_path: Path) -
     (tmp_path / "file").write_text("x")
     (tmp_path / "link").symlink_to("real")
     (tmp_path / "up").symlink_to("/")
-    check_mounts(SandboxSpec(mounts={"x": str(tmp_path / "real")}), LOCAL, {})
+    check_mounts(SandboxSpec(mounts={"x": str(tmp_path / "real")}), LOCAL, HERE)
     for place, said in (("link", "link"), ("up/etc", "link"), ("file", "folder"), ("no", "folder")):
         with pytest.raises(SandboxSpecRejectedError, match=rf"mounts\['x'\].*{said}"):
-            check_mounts(SandboxSpec(mounts={"x": str(tmp_path / place)}), LOCAL, {})
+            check_mounts(SandboxSpec(mounts={"x": str(tmp_path / place)}), LOCAL, HERE)
 
 
 @pytest.mark.parametrize(
