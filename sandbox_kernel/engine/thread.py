@@ -19,12 +19,14 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, ClassVar, Generic, TypeVar
 
 from sandbox_kernel.engine.client import Engine
-from sandbox_kernel.engine.endpoint import Endpoint
+from sandbox_kernel.engine.endpoint import Endpoint, TlsFiles
+from sandbox_kernel.errors import SandboxError
 
 __all__ = ["EngineThread"]
 
 log = logging.getLogger(__name__)
 
+FilesState = tuple[tuple[int, ...], ...]
 T = TypeVar("T")
 Work = Callable[..., Coroutine[Any, Any, T]]
 Discard = Callable[[T], Awaitable[object]]
@@ -53,6 +55,8 @@ class EngineThread:
         # Not the policy's choice: the half close of TLS streams relies on asyncio's own loop.
         self.loop: asyncio.AbstractEventLoop = asyncio.SelectorEventLoop()
         self._engines: dict[Endpoint, Engine] = {}
+        self._certificates: dict[Endpoint, FilesState] = {}
+        self._retired: list[Engine] = []
         self._opening: dict[Endpoint, asyncio.Lock] = {}
         self._at_exit: dict[object, Callable[[], Awaitable[object]]] = {}
         self._jobs: set[_Job[Any]] = set()
@@ -165,17 +169,32 @@ class EngineThread:
     # -- engines ------------------------------------------------------------------------------
 
     async def engine(self, endpoint: Endpoint) -> Engine:
-        """Return the open engine of an endpoint, from any loop; opened once and then kept."""
+        """Return the open engine of an endpoint, from any loop.
+
+        It is opened once and then kept, until its certificate files are renewed: what runs on
+        the old connections goes on, and whoever asks gets the new ones.
+        """
         return await self.call(self._engine, endpoint)
 
     async def _engine(self, endpoint: Endpoint) -> Engine:
         async with self._opening.setdefault(endpoint, asyncio.Lock()):
             engine = self._engines.get(endpoint)
-            if engine is None:
-                engine = Engine(endpoint)
-                await engine.open()
-                self._engines[endpoint] = engine
-            return engine
+            certificates = _state_of(endpoint.tls)
+            if engine is not None and certificates == self._certificates[endpoint]:
+                return engine
+            made = Engine(endpoint)
+            try:
+                await made.open()
+            except SandboxError as error:
+                if engine is None:
+                    raise
+                # They may be half renewed; the next one who asks looks again.
+                log.warning("renewed certificate files cannot be used yet: %s", error)
+                return engine
+            if engine is not None:
+                self._retired.append(engine)
+            self._engines[endpoint], self._certificates[endpoint] = made, certificates
+            return made
 
     # -- the end ------------------------------------------------------------------------------
 
@@ -225,7 +244,7 @@ class EngineThread:
                 for problem in done:
                     if isinstance(problem, BaseException):
                         log.warning("clean-up at exit failed: %s", problem)
-        engines, self._engines = list(self._engines.values()), {}
+        engines, self._engines = [*self._engines.values(), *self._retired], {}
         for engine in engines:
             with contextlib.suppress(Exception):
                 await engine.close()
@@ -235,6 +254,16 @@ class EngineThread:
             task.cancel()
         if rest:
             await asyncio.wait(rest, timeout=1.0)
+
+
+def _state_of(files: TlsFiles | None) -> FilesState:
+    """Return what tells files apart from what takes their place."""
+    found: list[tuple[int, ...]] = []
+    for path in () if files is None else (files.cert, files.key, files.ca):
+        with contextlib.suppress(OSError):
+            status = os.stat(path)  # noqa: PTH116
+            found.append((status.st_ino, status.st_mtime_ns, status.st_size))
+    return tuple(found)
 
 
 class _Job(Generic[T]):

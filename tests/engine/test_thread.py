@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import dataclasses
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,14 +14,15 @@ import textwrap
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from sandbox_kernel.engine.client import Engine
-from sandbox_kernel.engine.endpoint import Endpoint
+from sandbox_kernel.engine.endpoint import Endpoint, TlsFiles
 from sandbox_kernel.engine.thread import EngineThread
 from sandbox_kernel.errors import SandboxUnavailableError
-from tests.engines import wait_until
+from tests.engines import Engines, wait_until
 
 
 @pytest.fixture
@@ -241,6 +244,31 @@ async def test_an_engine_is_opened_once_and_kept(thread: EngineThread, endpoint:
     assert thread.run(thread.engine, endpoint) is first
 
 
+async def test_renewed_certificates_are_used_by_whoever_asks_next(
+    thread: EngineThread, engines: Engines, tmp_path: Path
+) -> None:
+    """E2: what runs on the old connection goes on; files that cannot be used change nothing."""
+    for name in ("cert", "key", "ca"):
+        shutil.copy2(engines.certs / f"{name}.pem", tmp_path)
+    endpoint = dataclasses.replace(engines.tls_endpoint, tls=TlsFiles.in_directory(tmp_path))
+    first = await thread.engine(endpoint)
+    assert await thread.engine(endpoint) is first
+    good = (tmp_path / "cert.pem").read_bytes()
+    (tmp_path / "cert.pem").write_bytes(b"half of it")
+    assert await thread.engine(endpoint) is first
+    (tmp_path / "new.pem").write_bytes(good)
+    (tmp_path / "new.pem").chmod(0o600)
+    (tmp_path / "new.pem").replace(tmp_path / "cert.pem")
+    second = await thread.engine(endpoint)
+    assert second is not first
+    assert await thread.engine(endpoint) is second
+    for engine in (first, second):
+        await thread.call(engine.ping)
+    await asyncio.to_thread(thread.close)
+    for engine in (first, second):
+        assert engine._docker is None
+
+
 async def test_an_engine_that_failed_to_open_is_tried_again(thread: EngineThread) -> None:
     """E4: a failure is not kept."""
     gone = Endpoint("unix:///no/such.sock")
@@ -313,7 +341,7 @@ def test_a_child_after_a_fork_has_a_thread_of_its_own(engine_unix: Endpoint) -> 
     code = """
         import os, sys, warnings
         warnings.simplefilter("ignore", DeprecationWarning)
-        from sandbox_kernel.engine.endpoint import Endpoint
+        from sandbox_kernel.engine.endpoint import Endpoint, TlsFiles
         from sandbox_kernel.engine.thread import EngineThread
         endpoint = Endpoint(sys.argv[1])
         def use():
@@ -340,7 +368,7 @@ def test_the_end_of_the_process_cleans_up_and_is_bounded(engine_unix: Endpoint) 
     """B13: at exit what was registered runs, also when the main thread raised."""
     code = """
         import sys, asyncio
-        from sandbox_kernel.engine.endpoint import Endpoint
+        from sandbox_kernel.engine.endpoint import Endpoint, TlsFiles
         from sandbox_kernel.engine.thread import EngineThread
         thread = EngineThread.current()
         engine = thread.run(thread.engine, Endpoint(sys.argv[1]))
